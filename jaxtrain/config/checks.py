@@ -1,0 +1,53 @@
+"""Combinations that cannot work, found before anything is loaded. Those that need data are in build.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxtrain.config.errors import ConfigError
+from jaxtrain.config.schema import Arrays, CrossEntropy, Piecewise, Resnet, RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError for the first combination of fields that cannot work."""
+    train, data = config.train, config.data
+    micro, batch = train.micro_batch_size, train.global_batch_size
+    if micro is not None and batch % micro:
+        fits = [m for m in range(1, batch + 1) if batch % m == 0]
+        raise ConfigError(
+            f"train.micro_batch_size: {micro} does not divide train.global_batch_size {batch}; "
+            f"allowed: {', '.join(map(str, fits))}"
+        )
+    taken = data.validation_fraction + data.test_fraction
+    if taken >= 1.0:
+        raise ConfigError(
+            f"data.validation_fraction + data.test_fraction = {taken:g} leaves no rows to train on; "
+            "allowed: a sum below 1"
+        )
+    if config.mesh.data == 0 or config.mesh.data < -1:
+        raise ConfigError(f"mesh.data: {config.mesh.data} is not allowed; allowed: -1 (all devices) or 1, 2, ...")
+    schedule = config.schedule
+    if isinstance(schedule, Piecewise) and len(schedule.boundaries) != len(schedule.factors):
+        raise ConfigError(
+            f"schedule.factors: {len(schedule.factors)} values for {len(schedule.boundaries)} boundaries; "
+            "one factor for each boundary is needed"
+        )
+    objective = config.objective
+    if isinstance(objective, CrossEntropy) and objective.focal_gamma and objective.label_smoothing:
+        raise ConfigError(
+            f"objective.focal_gamma {objective.focal_gamma:g} with objective.label_smoothing "
+            f"{objective.label_smoothing:g}: focal loss is defined for hard targets; set one of them to 0"
+        )
+    if config.augment.flip and data.normalize == "feature":
+        raise ConfigError("augment.flip with data.normalize=feature: pixels would change places with their scale")
+    if config.augment.shift and data.normalize == "feature":
+        raise ConfigError("augment.shift with data.normalize=feature: pixels would change places with their scale")
+    if isinstance(data, Arrays):
+        for key, value in (("data.path", data.path), ("data.targets_path", data.targets_path)):
+            if value is not None and not Path(value).is_file():
+                raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
+    if isinstance(config.model, Resnet) and config.model.norm == "none" and config.model.depth > 20:
+        raise ConfigError(
+            f"model.norm=none with model.depth={config.model.depth}: a residual net this deep does not train "
+            "without normalisation; allowed: batch, group, layer, or a depth up to 20"
+        )
