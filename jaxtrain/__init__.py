@@ -3,9 +3,4 @@
 Importing this module starts no backend and imports neither jax nor flax; the names below load when used.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
-

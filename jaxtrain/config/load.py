@@ -108,7 +108,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError with the line when it cannot be read."""
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)  # noqa: S506 (a SafeLoader)
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {str(path)!r} cannot be read: {error}") from None
     except yaml.YAMLError as error:

@@ -72,7 +72,8 @@ class Cnn(_Network):
     dense: Sizes = _field((128,), "width of each dense layer after the convolutions")
     norm: Norm = _field("batch", "normalisation after each convolution")
     remat: Literal["none", "full", "dots"] = _field(
-        "none", "what is computed again in the backward pass: none, each block (full), all but products (dots)"
+        "none",
+        "what is computed again in the backward pass: none, each block (full), all but products (dots)",
     )
 
 
@@ -85,7 +86,8 @@ class Resnet(_Network):
     norm: Norm = _field("batch", "normalisation in each block")
     stochastic_depth: Fraction = _field(0.0, "probability of skipping the last block; earlier ones less, linearly")
     remat: Literal["none", "full", "dots"] = _field(
-        "none", "what is computed again in the backward pass: none, each block (full), all but products (dots)"
+        "none",
+        "what is computed again in the backward pass: none, each block (full), all but products (dots)",
     )
 
 
@@ -105,7 +107,8 @@ class _Data(Section):
     test_fraction: Fraction = _field(0.2, "share of all rows that is read once, at the end")
     split_seed: Count = _field(0, "seed of the split; train.seed does not move rows between splits")
     normalize: Literal["channel", "feature", "none"] = _field(
-        "channel", "subtract mean and divide by sd of the training rows: over each channel, each feature, or not"
+        "channel",
+        "subtract mean and divide by sd of the training rows: over each channel, each feature, or not",
     )
     feed: Literal["auto", "resident", "prefetch", "direct"] = _field(
         "auto", "rows live on the device, are prefetched by a thread, or are put directly by the loop"
@@ -166,9 +169,7 @@ class CustomObjective(Section):
     target: str = _field(..., "your loss(model, batch) -> scalar or (sum, count, metrics): file.py:function")
 
 
-Objective = Annotated[
-    CrossEntropy | Binary | Mse | Mae | Huber | CustomObjective, Field(discriminator="kind")
-]
+Objective = Annotated[CrossEntropy | Binary | Mse | Mae | Huber | CustomObjective, Field(discriminator="kind")]
 
 # ---------------------------------------------------------------- optimizer and schedule
 
@@ -246,9 +247,7 @@ class Lamb(_Decay):
     eps: Positive = _field(1e-6, "added to the root of the second moment")
 
 
-Optimizer = Annotated[
-    Sgd | Momentum | Adam | Adamw | Lion | Muon | Adafactor | Lamb, Field(discriminator="kind")
-]
+Optimizer = Annotated[Sgd | Momentum | Adam | Adamw | Lion | Muon | Adafactor | Lamb, Field(discriminator="kind")]
 
 
 class _Schedule(Section):
