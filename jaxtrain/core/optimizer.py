@@ -61,7 +61,7 @@ def _muon(c: schema.Muon) -> optax.GradientTransformation:
     def dimensions(params: Mapping[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:
         return {
             name: contrib.MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1)
-            if p.ndim >= 2 and not _is_embedding(name)
+            if getattr(p, "ndim", 0) >= 2 and not _is_embedding(name)  # optax also asks about masked leaves
             else None
             for name, p in params.items()
         }
