@@ -1,0 +1,395 @@
+"""build(config) -> Job: dataset, module, abstract state, shardings, the jitted functions. Nothing is run or allocated.
+
+What needs the data to be checked (shapes, classes, names of metrics, divisibility) is checked here, so that a wrong
+config ends before the first compilation.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxtrain.config import RunConfig, schema
+from jaxtrain.config.durations import period, to_steps
+from jaxtrain.config.errors import ConfigError, UserError, choices
+from jaxtrain.core.metrics import METRICS, Metrics, best_is
+from jaxtrain.core.module import ModuleDef
+from jaxtrain.core.objectives import LossFn, Objective, built_in_loss, call_model, make_objective, user_loss
+from jaxtrain.core.optimizer import make_optimizer
+from jaxtrain.core.precision import Precision
+from jaxtrain.core.schedules import make_schedule
+from jaxtrain.core.state import State, init_state
+from jaxtrain.core.step import StepSpec, make_eval_step, make_train_step
+from jaxtrain.data import feed
+from jaxtrain.data.dataset import Dataset, class_weights, make_dataset
+from jaxtrain.data.order import steps_per_epoch
+from jaxtrain.data.sources import ArraySource
+from jaxtrain.hardware.compiler import compiler_options
+from jaxtrain.hardware.devices import Devices, available, resolve_precision
+from jaxtrain.models import MODELS
+from jaxtrain.parallel import mesh as meshes
+
+Make = Callable[[nnx.Rngs], nnx.Module]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The run counted in steps. An interval of 0 is "never"; the end evaluates and saves in any case."""
+
+    total: int
+    per_epoch: int
+    log_every: int
+    evaluate_every: int
+    save_every: int
+    save_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has not begun.
+
+    advance(state, fed) -> (state, metrics): jitted, the state is donated; `fed` is what the feeder gives.
+    eval_step(params, model_state, batch) -> mergeable metric state: jitted.
+    init() -> State, on the devices, in its shardings.
+    abstract_state: shapes, dtypes and shardings of the state. notes: lines that a user should see once.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    devices: Devices
+    mesh: Any
+    module: ModuleDef
+    spec: StepSpec
+    metrics: Metrics | None
+    steps: Steps
+    feed_kind: str
+    eval_batch: int
+    mode: str
+    abstract_state: State
+    init: Callable[[], State]
+    advance: Callable[..., Any]
+    eval_step: Callable[..., Any]
+    notes: tuple[str, ...]
+
+    @property
+    def precision(self) -> Precision:
+        """What the computation runs in."""
+        return self.spec.precision
+
+    def feeder(self) -> feed.Feeder:
+        """A new feeder of training batches; resident rows are put on the devices here."""
+        if self.feed_kind == "resident":
+            rows = feed.resident_rows(self.dataset, "train")
+            return feed.Resident(jax.device_put(rows, meshes.replicated(self.mesh)))
+        return feed.FEEDERS[self.feed_kind](self.host_batches(), self.put)
+
+    def host_batches(self) -> feed.HostBatches:
+        """Training batches on the host, by position."""
+        train = self.config.train
+        return feed.HostBatches(self.dataset, "train", train.seed, train.global_batch_size)
+
+    def put(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A host batch on the devices, its rows split over them."""
+        return feed.put_with(meshes.batch_shardings(self.mesh, batch))(batch)
+
+    def compile(self) -> None:
+        """Compile the training step ahead of its first call, which then finds it compiled."""
+        self.lower().compile()
+
+    def lower(self) -> Any:
+        """The lowered training step, for its text or its memory."""
+        return self.advance.lower(self.abstract_state, self._abstract_fed())  # type: ignore[attr-defined]
+
+    def _abstract_fed(self) -> Any:
+        if self.feed_kind == "resident":
+            one = self.dataset.read("train", np.zeros(1, np.int64))
+            rows, sharding = self.dataset.rows("train"), meshes.replicated(self.mesh)
+            return {
+                name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=sharding) for name, x in one.items()
+            }
+        batch = self.host_batches()(0)
+        shardings = meshes.batch_shardings(self.mesh, batch)
+        return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n]) for n, x in batch.items()}
+
+
+def build(
+    config: RunConfig,
+    *,
+    model: nnx.Module | Make | None = None,
+    loss: Callable[..., Any] | None = None,
+    source: ArraySource | None = None,
+) -> Job:
+    """Everything of a run but the run. `model`, `loss`, `source` replace what the config names.
+
+    model: an nnx.Module, or a function rngs -> nnx.Module. loss: loss(model, batch) -> scalar or (sum, count, metrics).
+    Raises ConfigError for what the data shows to be wrong.
+    """
+    devices = available()
+    mesh = meshes.make_mesh(config.mesh.data, devices.devices)
+    _check_divisible(config, mesh.size)
+    dataset = make_dataset(config, source)
+    notes = list(dataset.notes)
+    module = ModuleDef(_maker(config, dataset, model))
+    objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
+    steps = _steps(config, dataset)
+    precision = resolve_precision(config.precision, devices)
+    convolutional = _convolutional(config, module)
+    train = config.train
+    spec = StepSpec(
+        module=module,
+        loss=loss_fn,
+        optimizer=make_optimizer(config.optimizer),
+        schedule=make_schedule(
+            config.schedule, config.optimizer.peak_lr, total_steps=steps.total, steps_per_epoch=steps.per_epoch
+        ),
+        precision=precision,
+        preprocess=dataset.schema.preprocess(),
+        augment=config.augment,
+        seed=train.seed,
+        micro_batches=train.global_batch_size // (train.micro_batch_size or train.global_batch_size),
+        unroll=convolutional and devices.platform == "cpu",
+        clip_norm=config.optimizer.clip_norm,
+        ema_decay=train.ema_decay,
+        log_every=steps.log_every,
+    )
+    sums = _check_runs(spec, dataset, train.global_batch_size)
+    start = _initialiser(spec, model if isinstance(model, nnx.Module) else None, sums)
+    abstract = jax.eval_shape(start)
+    shardings = jax.tree.map(lambda _: meshes.replicated(mesh), abstract)
+    feed_kind = feed.choose(config.data.feed, dataset.nbytes("train"), devices.memory)
+    options = compiler_options(devices.platform, convolutional)
+    jit = functools.partial(jax.jit, compiler_options=options) if options else jax.jit
+    return Job(
+        config=config,
+        dataset=dataset,
+        devices=devices,
+        mesh=mesh,
+        module=module,
+        spec=spec,
+        metrics=metrics,
+        steps=steps,
+        feed_kind=feed_kind,
+        eval_batch=_eval_batch(config, mesh.size),
+        mode=_mode(config, metrics),
+        abstract_state=jax.tree.map(
+            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), abstract, shardings
+        ),
+        init=jax.jit(start, out_shardings=shardings),
+        advance=jit(
+            _advance(spec, feed_kind, train.seed, train.global_batch_size, mesh),
+            donate_argnums=0,
+            out_shardings=(shardings, meshes.replicated(mesh)),
+        ),
+        eval_step=jit(make_eval_step(spec, objective, metrics), out_shardings=meshes.replicated(mesh)),
+        notes=tuple(notes),
+    )
+
+
+def config_digest(config: RunConfig) -> str:
+    """sha256 of the resolved config."""
+    return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def load_target(target: str, section: str) -> Any:
+    """The object behind `file.py:name` or `package.module:name`. Raises ConfigError."""
+    where, _, name = target.partition(":")
+    if not name:
+        raise ConfigError(f"{section}.target: {target!r}: a name is needed, as in my_model.py:Net")
+    try:
+        if where.endswith(".py"):
+            path = Path(where).resolve()
+            if not path.is_file():
+                raise ConfigError(f"{section}.target: {where!r}: no such file (looked in {path.parent})")
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(path.stem, module)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's file raises is about the user's file
+        raise ConfigError(f"{section}.target: {where!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, name):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise ConfigError(f"{section}.target: {where!r} has no {name!r}; {choices(name, public)}")
+    return getattr(module, name)
+
+
+def _advance(spec: StepSpec, feed_kind: str, seed: int, batch: int, mesh: Any) -> Callable[..., Any]:
+    train_step = make_train_step(spec)
+
+    def advance(state: State, fed: dict[str, Any]) -> Any:
+        if feed_kind == "resident":
+            fed = feed.gather(fed, state["step"] + state["data_offset"], seed, batch)
+            fed = jax.lax.with_sharding_constraint(fed, meshes.batch_shardings(mesh, fed))
+        return train_step(state, fed)
+
+    return advance
+
+
+def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...]) -> Callable[[], State]:
+    given = spec.module.extract(module) if module is not None else None
+
+    def start() -> State:
+        params, model_state = given or spec.module.init(spec.seed)
+        return init_state(
+            dict(params),
+            dict(model_state),
+            spec.optimizer,
+            ema=spec.ema_decay > 0,
+            loss_scale=spec.precision.initial_scale,
+            sums=sums,
+        )
+
+    return start
+
+
+def _maker(config: RunConfig, dataset: Dataset, model: nnx.Module | Make | None) -> Make:
+    shape, outputs = dataset.schema.input_shape, dataset.schema.outputs
+    if isinstance(model, nnx.Module):
+        # Only its structure is taken from here; its arrays are the initial state.
+        graph, state = nnx.split(model)
+        return lambda rngs: nnx.merge(graph, state)
+    if model is not None:
+        return model
+    if isinstance(config.model, schema.CustomModel):
+        cls, args = load_target(config.model.target, "model"), config.model.args
+        try:
+            inspect.signature(cls).bind(rngs=None, **args)
+        except TypeError as error:
+            raise ConfigError(f"model.args: {config.model.target} does not take them with `rngs`: {error}") from None
+        return lambda rngs: cls(rngs=rngs, **args)
+    kind = MODELS[config.model.kind]
+    if kind.images and len(shape) != 3:
+        hint = "; add a channel axis: inputs[..., None]" if len(shape) == 2 else ""
+        raise ConfigError(
+            f"model.kind={config.model.kind} needs images [H, W, C]; {dataset.source.name} has rows of shape "
+            f"{list(shape)}{hint}"
+        )
+    if (config.augment.shift or config.augment.flip) and len(shape) != 3:
+        raise ConfigError(f"augment needs images [H, W, C]; {dataset.source.name} has rows of shape {list(shape)}")
+    return lambda rngs: kind.make(config.model, shape, outputs, rngs=rngs)
+
+
+def _objective(
+    config: RunConfig, dataset: Dataset, module: ModuleDef, loss: Callable[..., Any] | None, notes: list[str]
+) -> tuple[Objective | None, LossFn, Metrics | None]:
+    task, outputs = dataset.schema.task, dataset.schema.outputs
+    metrics = METRICS[task](outputs, config.evaluate.top_k)
+    if loss is None and isinstance(config.objective, schema.CustomObjective):
+        loss = load_target(config.objective.target, "objective")
+    if loss is None:
+        objective = make_objective(config.objective, class_weights(config.objective, dataset))
+        return objective, built_in_loss(objective, metrics.train_sums, module.takes_mask), metrics
+    fitting = metrics if task == "classes" and _gives_classes(module, dataset) else None
+    if fitting is None:
+        notes.append(f"model(inputs) does not give [B, {outputs}]: only the loss is evaluated")
+    return None, user_loss(loss), fitting
+
+
+def _gives_classes(module: ModuleDef, dataset: Dataset) -> bool:
+    """Whether model(inputs) of a user's module gives [B, C]; then accuracy and its kin can be evaluated too."""
+    batch = _abstract_batch(dataset, 2)
+    try:
+        out = jax.eval_shape(
+            lambda p, s, b: call_model(module.bind(p, s, None), b, module.takes_mask),
+            module.params,
+            module.model_state,
+            {**batch, "inputs": jax.ShapeDtypeStruct(batch["inputs"].shape, np.float32)},
+        )
+    except Exception:  # a user's module may want anything; then only its own loss is known
+        return False
+    return out.shape == (2, dataset.schema.outputs)
+
+
+def _abstract_batch(dataset: Dataset, rows: int) -> dict[str, Any]:
+    one = dataset.read("train", np.zeros(1, np.int64))
+    batch: dict[str, Any] = {n: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for n, x in one.items()}
+    batch["mask"] = jax.ShapeDtypeStruct((rows,), np.bool_)
+    batch["epoch"] = jax.ShapeDtypeStruct((), np.int32)
+    return batch
+
+
+def _check_runs(spec: StepSpec, dataset: Dataset, rows: int) -> tuple[str, ...]:
+    """Trace the loss once, abstractly: names of its sums; what the model raises becomes one line."""
+    batch = _abstract_batch(dataset, max(rows // spec.micro_batches, 1))
+
+    def trace(params: Any, model_state: Any, batch: Any) -> Any:
+        inputs = spec.preprocess(batch["inputs"]).astype(spec.precision.compute)
+        model = spec.module.bind(params, model_state, jax.random.key(0))
+        return spec.loss(model, {**batch, "inputs": inputs})
+
+    try:
+        _, _, sums = jax.eval_shape(trace, spec.module.params, spec.module.model_state, batch)
+    except Exception as error:  # a user's model and loss may raise anything
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UserError(
+            f"{spec.module.name} and its loss fail on inputs {list(batch['inputs'].shape)}, "
+            f"targets {list(batch['targets'].shape)}: {what}"
+        ) from error
+    return tuple(sums)
+
+
+def _steps(config: RunConfig, dataset: Dataset) -> Steps:
+    train = config.train
+    per_epoch = steps_per_epoch(dataset.rows("train"), train.global_batch_size)
+    if isinstance(train.duration, str) and train.duration.endswith("%"):
+        raise ConfigError(f'train.duration: {train.duration!r} is a share of itself; allowed: steps (500) or "20ep"')
+    total = to_steps(train.duration, steps_per_epoch=per_epoch)
+    if total < 1:
+        raise ConfigError(f"train.duration: {train.duration!r} is no step at all; at least 1 is needed")
+    save_every, save_seconds = period(config.checkpoint.every, steps_per_epoch=per_epoch, total_steps=total)
+    evaluate_every = to_steps(config.evaluate.every, steps_per_epoch=per_epoch, total_steps=total)
+    return Steps(total, per_epoch, config.log.every, evaluate_every, save_every, save_seconds)
+
+
+def _check_divisible(config: RunConfig, devices: int) -> None:
+    train = config.train
+    micro = train.micro_batch_size or train.global_batch_size
+    if micro % devices:
+        name = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
+        near = sorted({max(micro // devices, 1) * devices, (micro // devices + 1) * devices})
+        raise ConfigError(
+            f"{name}: {micro} rows cannot be split over {devices} devices; "
+            f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} (or mesh.data=1)"
+        )
+
+
+def _eval_batch(config: RunConfig, devices: int) -> int:
+    wanted = config.evaluate.batch_size or config.train.global_batch_size
+    return -(-wanted // devices) * devices
+
+
+def _mode(config: RunConfig, metrics: Metrics | None) -> str:
+    name = config.evaluate.metric
+    known = ["loss", *(metrics.names if metrics else [])]
+    custom = isinstance(config.objective, schema.CustomObjective) or metrics is None
+    if name not in known and not custom:
+        raise ConfigError(f"evaluate.metric: {name!r} is not computed here; {choices(name, known)}")
+    if config.evaluate.mode != "auto":
+        return config.evaluate.mode
+    if name not in known:
+        raise ConfigError(f"evaluate.mode: auto does not know which way {name!r} is better; allowed: min, max")
+    return best_is(name)
+
+
+def _convolutional(config: RunConfig, module: ModuleDef) -> bool:
+    """Whether the program convolves: by the table of kinds, or by the kernels of a user's module."""
+    kind = MODELS.get(config.model.kind)
+    return kind.convolutional if kind else any(p.ndim >= 4 for p in module.params.values())

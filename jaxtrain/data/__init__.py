@@ -1,0 +1,1 @@
+"""Data: sources -> split -> normalisation -> order -> batches. Everything is addressed by position."""

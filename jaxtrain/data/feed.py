@@ -1,0 +1,152 @@
+"""Feeding: how the batch at a position reaches the device. All three give the same rows in the same order.
+
+resident   all training rows live on the device; the step gathers its own batch, the host sends nothing
+direct     the loop gathers on the host and puts the batch
+prefetch   a thread does that for the next batches while the device computes
+A feeder is called with the position (step + data_offset) and gives the arguments of `advance` after the state.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtrain.data.dataset import Dataset
+from jaxtrain.data.order import batch_rows, permute, steps_per_epoch
+
+Batch = dict[str, Any]
+Put = Callable[[Batch], Batch]
+RESIDENT_SHARE = 0.25  # of the device's memory that rows may take by themselves
+_DEPTH = 3
+
+
+def choose(feed: str, nbytes: int, memory: int) -> str:
+    """`auto`: resident while the rows take a small share of the memory, else prefetch."""
+    if feed != "auto":
+        return feed
+    return "resident" if nbytes <= RESIDENT_SHARE * memory else "prefetch"
+
+
+def resident_rows(dataset: Dataset, split: str) -> Batch:
+    """All rows of a split, in the split's order, to be put on the device once."""
+    return dataset.read(split, np.arange(dataset.rows(split)))
+
+
+def gather(resident: Batch, position: Any, seed: int, batch: int) -> Batch:
+    """Inside jit: the batch at `position` out of resident rows."""
+    rows, mask, epoch = batch_rows(seed, position, len(resident["ids"]), batch, jnp)
+    taken = {name: jnp.take(x, rows, axis=0) for name, x in resident.items()}
+    return {**taken, "mask": mask, "epoch": epoch}
+
+
+class HostBatches:
+    """The batch at a position, gathered on the host. The order of an epoch is computed once and kept."""
+
+    def __init__(self, dataset: Dataset, split: str, seed: int, batch: int) -> None:
+        self._dataset, self._split, self._seed, self._batch = dataset, split, seed, batch
+        self._rows = dataset.rows(split)
+        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
+
+    def __call__(self, position: int) -> Batch:
+        epoch, k = divmod(position, steps_per_epoch(self._rows, self._batch))
+        if self._order[0] != epoch:
+            everything = np.arange(self._rows, dtype=np.int32)
+            self._order = (epoch, permute(self._seed, epoch, everything, self._rows))
+        start = k * self._batch
+        real = min(self._rows - start, self._batch)
+        slot = np.arange(self._batch)
+        rows = self._order[1][start + slot % real]
+        batch = self._dataset.read(self._split, rows)
+        return {**batch, "mask": slot < real, "epoch": np.int32(epoch)}
+
+
+class Resident:
+    """Gives the rows on the device, whatever the position."""
+
+    def __init__(self, rows: Batch) -> None:
+        self._rows = rows
+
+    def __call__(self, position: int) -> Batch:
+        return self._rows
+
+    def close(self) -> None:
+        self._rows = {}
+
+
+class Direct:
+    """Gathers and puts in the caller's thread."""
+
+    def __init__(self, batches: HostBatches, put: Put) -> None:
+        self._batches, self._put = batches, put
+
+    def __call__(self, position: int) -> Batch:
+        return self._put(self._batches(position))
+
+    def close(self) -> None:
+        pass
+
+
+class Prefetch:
+    """A thread gathers and puts the next batches. A jump of the position starts it anew; its error is raised here."""
+
+    def __init__(self, batches: HostBatches, put: Put) -> None:
+        self._batches, self._put = batches, put
+        self._queue: queue.Queue[tuple[int, Any]] = queue.Queue(_DEPTH)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._next = -1
+
+    def __call__(self, position: int) -> Batch:
+        if position != self._next:
+            self.close()
+            self._start(position)
+        at, batch = self._queue.get()
+        if isinstance(batch, BaseException):
+            raise batch
+        assert at == position, (at, position)
+        self._next = position + 1
+        return batch  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            while self._thread.is_alive():
+                try:
+                    self._queue.get(timeout=0.05)
+                except queue.Empty:
+                    continue
+            self._thread = None
+        self._next = -1
+
+    def _start(self, position: int) -> None:
+        self._queue, self._stop = queue.Queue(_DEPTH), threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(position, self._queue, self._stop), name="jaxtrain-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, position: int, out: queue.Queue[tuple[int, Any]], stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                item: Any = self._put(self._batches(position))
+            except BaseException as error:
+                out.put((position, error))
+                return
+            out.put((position, item))
+            position += 1
+
+
+Feeder = Resident | Direct | Prefetch
+
+FEEDERS: dict[str, Callable[[HostBatches, Put], Feeder]] = {"direct": Direct, "prefetch": Prefetch}
+
+
+def put_with(shardings: dict[str, Any]) -> Put:
+    """Puts a host batch on the devices, rows split as the shardings say."""
+    return lambda batch: {name: jax.device_put(x, shardings[name]) for name, x in batch.items()}

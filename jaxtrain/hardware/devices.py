@@ -1,0 +1,71 @@
+"""Which devices jax uses, which precision they want, and which GPU is there but unused."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import psutil
+
+from jaxtrain.core.precision import PRECISIONS, Precision
+
+log = logging.getLogger("jaxtrain")
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of one run. memory: bytes that jax may use on one of them (of the machine, on CPU)."""
+
+    devices: tuple[Any, ...]
+    platform: str
+    kind: str
+    memory: int
+
+    def __str__(self) -> str:
+        return f"{len(self.devices)} x {self.kind} ({self.platform}, {self.memory / GIB:.0f} GiB)"
+
+
+def available() -> Devices:
+    """All devices of jax's default backend. This starts the backend."""
+    devices = tuple(jax.devices())
+    first = devices[0]
+    memory = (first.memory_stats() or {}).get("bytes_limit") if first.platform != "cpu" else None
+    return Devices(devices, first.platform, first.device_kind, memory or psutil.virtual_memory().total)
+
+
+def resolve_precision(name: str, devices: Devices) -> Precision:
+    """`auto`: bf16 on GPUs of compute capability >= 8.0 and on TPU, fp16 on 7.x, fp32 elsewhere (FACTS: CPU)."""
+    if name == "auto":
+        name = "fp32"
+        if devices.platform == "tpu":
+            name = "bf16"
+        elif devices.platform in ("gpu", "cuda"):
+            capability = float(getattr(devices.devices[0], "compute_capability", 0) or 0)
+            name = "bf16" if capability >= 8.0 else "fp16" if capability >= 7.0 else "fp32"
+    return PRECISIONS[name]
+
+
+def unused_gpu(devices: Devices) -> str | None:
+    """The name of an NVIDIA GPU that NVML sees while jax computes on the CPU; None otherwise, and without NVML."""
+    if devices.platform != "cpu":
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # no library, no driver, a mismatch: each is simply "no GPU to be seen"
+        log.debug("NVML is not available: %s", error)
+        return None
+    try:
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return name.decode() if isinstance(name, bytes) else str(name)
+    except pynvml.NVMLError as error:
+        log.debug("NVML sees no GPU: %s", error)
+        return None
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

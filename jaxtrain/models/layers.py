@@ -1,0 +1,108 @@
+"""Parts that models share: initialisers, activations, normalisation by name, masked BatchNorm, rematerialisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+INITIALISERS: dict[str, Callable[..., Any]] = {
+    "he_normal": nnx.initializers.he_normal(),
+    "he_uniform": nnx.initializers.he_uniform(),
+    "xavier_normal": nnx.initializers.xavier_normal(),
+    "xavier_uniform": nnx.initializers.xavier_uniform(),
+    "lecun_normal": nnx.initializers.lecun_normal(),
+    "lecun_uniform": nnx.initializers.lecun_uniform(),
+    "truncated_normal": nnx.initializers.truncated_normal(0.02),
+    "orthogonal": nnx.initializers.orthogonal(),
+    "zeros": nnx.initializers.zeros_init(),
+}
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
+class BatchNorm(nnx.Module):
+    """Batch normalisation (Ioffe & Szegedy 2015) over real rows only.
+
+    x: [B, ..., C]; mask: [B] bool or None. Statistics are computed in fp32 over the rows whose mask is true; a call
+    without one real row normalises by the running statistics and leaves them alone. Under a batch sharded over
+    devices they are the statistics of the whole micro-batch.
+    """
+
+    def __init__(self, features: int, *, rngs: nnx.Rngs, momentum: float = 0.9, epsilon: float = 1e-5) -> None:
+        self.scale = nnx.Param(jnp.ones(features))
+        self.bias = nnx.Param(jnp.zeros(features))
+        self.mean = nnx.BatchStat(jnp.zeros(features))
+        self.var = nnx.BatchStat(jnp.ones(features))
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.use_running_average = False
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        mean, var = self.mean[...], self.var[...]
+        if not self.use_running_average:
+            mean, var = self._statistics(x.astype(jnp.float32), mask)
+        factor = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(var + self.epsilon)
+        y = (x.astype(jnp.float32) - mean) * factor + self.bias[...].astype(jnp.float32)
+        return y.astype(x.dtype)
+
+    def _statistics(self, x: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        axes = tuple(range(x.ndim - 1))
+        if mask is None:
+            mask = jnp.ones(x.shape[0], bool)
+        real = mask.reshape(-1, *(1 for _ in range(x.ndim - 1)))
+        count = jnp.sum(mask.astype(jnp.float32)) * math.prod(x.shape[1:-1])
+        divisor = jnp.maximum(count, 1.0)
+        # Two passes: E[x^2] - E[x]^2 loses its digits in fp32.
+        mean = jnp.sum(jnp.where(real, x, 0.0), axes) / divisor
+        var = jnp.sum(jnp.where(real, jnp.square(x - mean), 0.0), axes) / divisor
+        any_real = count > 0
+        old_mean, old_var = self.mean[...], self.var[...]
+        mean, var = jnp.where(any_real, mean, old_mean), jnp.where(any_real, var, old_var)
+        keep = jnp.where(any_real, self.momentum, 1.0)
+        self.mean[...] = keep * old_mean + (1.0 - keep) * jax.lax.stop_gradient(mean)
+        self.var[...] = keep * old_var + (1.0 - keep) * jax.lax.stop_gradient(var)
+        return mean, var
+
+
+class _Maskless(nnx.Module):
+    """Gives a row-wise normalisation the signature of BatchNorm."""
+
+    def __init__(self, norm: nnx.Module | None) -> None:
+        self.norm = norm
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        return x if self.norm is None else self.norm(x)  # type: ignore[operator]
+
+
+def _group_norm(features: int, rngs: nnx.Rngs) -> nnx.Module:
+    # Wu & He 2018: 32 groups, or as many as divide the channels with at least 4 in each.
+    groups = next(g for g in (32, 16, 8, 4, 2, 1) if features % g == 0 and (features // g >= 4 or g == 1))
+    return _Maskless(nnx.GroupNorm(features, num_groups=groups, rngs=rngs))
+
+
+NORMS: dict[str, Callable[[int, nnx.Rngs], nnx.Module]] = {
+    "batch": lambda features, rngs: BatchNorm(features, rngs=rngs),
+    "group": _group_norm,
+    "layer": lambda features, rngs: _Maskless(nnx.LayerNorm(features, rngs=rngs)),
+    "none": lambda features, rngs: _Maskless(None),
+}
+
+_POLICIES: dict[str, Any] = {"full": None, "dots": jax.checkpoint_policies.checkpoint_dots}
+
+
+def call_block(block: Any, x: jax.Array, mask: jax.Array | None, remat: str) -> jax.Array:
+    """block(x, mask); with `remat` its activations are computed again in the backward pass instead of kept."""
+    if remat == "none":
+        return block(x, mask)
+    run = nnx.remat(lambda block, x, mask: block(x, mask), policy=_POLICIES[remat])
+    return run(block, x, mask)
