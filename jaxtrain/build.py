@@ -34,7 +34,7 @@ from jaxtrain.core.schedules import make_schedule
 from jaxtrain.core.state import State, init_state
 from jaxtrain.core.step import StepSpec, make_eval_step, make_train_step
 from jaxtrain.data import feed
-from jaxtrain.data.dataset import Dataset, class_weights, make_dataset
+from jaxtrain.data.dataset import Dataset, Schema, class_weights, make_dataset
 from jaxtrain.data.order import steps_per_epoch
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hardware.compiler import compiler_options
@@ -43,6 +43,8 @@ from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
 
 Make = Callable[[nnx.Rngs], nnx.Module]
+GIVEN = "python"
+"""`python:Net` as a target: the object was handed over in Python, a config file cannot name it."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def build(
     _check_divisible(config, mesh.size)
     dataset = make_dataset(config, source)
     notes = list(dataset.notes)
-    module = ModuleDef(_maker(config, dataset, model))
+    module = ModuleDef(maker(config, dataset.schema, model))
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
     steps = _steps(config, dataset)
     precision = resolve_precision(config.precision, devices)
@@ -206,6 +208,11 @@ def config_digest(config: RunConfig) -> str:
 def load_target(target: str, section: str) -> Any:
     """The object behind `file.py:name` or `package.module:name`. Raises ConfigError."""
     where, _, name = target.partition(":")
+    if where == GIVEN:
+        raise ConfigError(
+            f"{section}.target: {name!r} was given in Python and is not here; give it again: "
+            "jt.Trainer(config, model=..., loss=...).resume(run)"
+        )
     if not name:
         raise ConfigError(f"{section}.target: {target!r}: a name is needed, as in my_model.py:Net")
     try:
@@ -260,8 +267,9 @@ def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...
     return start
 
 
-def _maker(config: RunConfig, dataset: Dataset, model: nnx.Module | Make | None) -> Make:
-    shape, outputs = dataset.schema.input_shape, dataset.schema.outputs
+def maker(config: RunConfig, data: Schema, model: nnx.Module | Make | None = None) -> Make:
+    """rngs -> the module of a config (or `model`, which replaces it) for data of this schema. Raises ConfigError."""
+    shape, outputs = data.input_shape, data.outputs
     if isinstance(model, nnx.Module):
         # Only its structure is taken from here; its arrays are the initial state.
         graph, state = nnx.split(model)
@@ -279,11 +287,10 @@ def _maker(config: RunConfig, dataset: Dataset, model: nnx.Module | Make | None)
     if kind.images and len(shape) != 3:
         hint = "; add a channel axis: inputs[..., None]" if len(shape) == 2 else ""
         raise ConfigError(
-            f"model.kind={config.model.kind} needs images [H, W, C]; {dataset.source.name} has rows of shape "
-            f"{list(shape)}{hint}"
+            f"model.kind={config.model.kind} needs images [H, W, C]; the data has rows of shape {list(shape)}{hint}"
         )
     if (config.augment.shift or config.augment.flip) and len(shape) != 3:
-        raise ConfigError(f"augment needs images [H, W, C]; {dataset.source.name} has rows of shape {list(shape)}")
+        raise ConfigError(f"augment needs images [H, W, C]; the data has rows of shape {list(shape)}")
     return lambda rngs: kind.make(config.model, shape, outputs, rngs=rngs)
 
 
@@ -349,8 +356,6 @@ def _check_runs(spec: StepSpec, dataset: Dataset, rows: int) -> tuple[str, ...]:
 def _steps(config: RunConfig, dataset: Dataset) -> Steps:
     train = config.train
     per_epoch = steps_per_epoch(dataset.rows("train"), train.global_batch_size)
-    if isinstance(train.duration, str) and train.duration.endswith("%"):
-        raise ConfigError(f'train.duration: {train.duration!r} is a share of itself; allowed: steps (500) or "20ep"')
     total = to_steps(train.duration, steps_per_epoch=per_epoch)
     if total < 1:
         raise ConfigError(f"train.duration: {train.duration!r} is no step at all; at least 1 is needed")

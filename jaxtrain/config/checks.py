@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from jaxtrain.config.errors import ConfigError
@@ -13,10 +14,15 @@ def check(config: RunConfig) -> None:
     train, data = config.train, config.data
     micro, batch = train.micro_batch_size, train.global_batch_size
     if micro is not None and batch % micro:
-        fits = [m for m in range(1, batch + 1) if batch % m == 0]
+        low = [m for m in range(1, math.isqrt(batch) + 1) if batch % m == 0]
+        fits = sorted({*low, *(batch // m for m in low)})
         raise ConfigError(
             f"train.micro_batch_size: {micro} does not divide train.global_batch_size {batch}; "
             f"allowed: {', '.join(map(str, fits))}"
+        )
+    if isinstance(train.duration, str) and train.duration.endswith("%"):
+        raise ConfigError(
+            f'train.duration: {train.duration!r}: a run is no share of itself; allowed: steps (500) or epochs ("20ep")'
         )
     taken = data.validation_fraction + data.test_fraction
     if taken >= 1.0:
@@ -38,14 +44,18 @@ def check(config: RunConfig) -> None:
             f"objective.focal_gamma {objective.focal_gamma:g} with objective.label_smoothing "
             f"{objective.label_smoothing:g}: focal loss is defined for hard targets; set one of them to 0"
         )
-    if config.augment.flip and data.normalize == "feature":
-        raise ConfigError("augment.flip with data.normalize=feature: pixels would change places with their scale")
-    if config.augment.shift and data.normalize == "feature":
-        raise ConfigError("augment.shift with data.normalize=feature: pixels would change places with their scale")
+    for name, moves in (("flip", config.augment.flip), ("shift", config.augment.shift)):
+        if moves and data.normalize == "feature":
+            raise ConfigError(
+                f"augment.{name}={moves} with data.normalize=feature: pixels would change places with their scale; "
+                "allowed: data.normalize channel or none"
+            )
     if isinstance(data, Arrays):
         for key, value in (("data.path", data.path), ("data.targets_path", data.targets_path)):
             if value is not None and not Path(value).is_file():
                 raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
+        if data.path.endswith(".npy") and data.targets_path is None:
+            raise ConfigError(f"data.targets_path: a value is needed, as data.path is {data.path!r}: targets.npy")
     if isinstance(config.model, Resnet) and config.model.norm == "none" and config.model.depth > 20:
         raise ConfigError(
             f"model.norm=none with model.depth={config.model.depth}: a residual net this deep does not train "

@@ -28,18 +28,25 @@ def describe(name: str | None = None) -> str:
     if section not in known:
         raise ConfigError(f"section {section!r} does not exist; {choices(section, RunConfig.model_fields)}")
     classes = known[section]
+    only = None
     if kind:
-        classes = [cls for cls in classes if tools.kind_of(cls) == kind]
-        if not classes:
-            kinds = [str(tools.kind_of(cls)) for cls in known[section]]
+        kinds = [str(tools.kind_of(cls)) for cls in classes if tools.kind_of(cls)]
+        leaves = dict.fromkeys(leaf for cls in classes for leaf in cls.model_fields if leaf != "kind")
+        if kind in kinds:
+            classes = [cls for cls in classes if tools.kind_of(cls) == kind]
+        elif kind in leaves:  # a key, as in a flag: that field of every variant that has it
+            only, classes = kind, [cls for cls in classes if kind in cls.model_fields]
+        elif kinds:
             raise ConfigError(f"{section}.kind: {kind!r} is not allowed; {choices(kind, kinds)}")
+        else:
+            raise ConfigError(f"unknown key {name}; {choices(kind, leaves)}")
     blocks = []
     for cls in classes:
         own = tools.kind_of(cls)
         default = " (default)" if own and own == tools.default_kind(section) else ""
         lines = [f"{section}.kind = {own}{default}" if own else section]
         for leaf, info in cls.model_fields.items():
-            if leaf == "kind":
+            if leaf == "kind" or only not in (None, leaf):
                 continue
             value = "needed" if info.is_required() else f"= {_plain(info.default)}"
             lines.append(f"  {leaf}: {tools.type_name(info.annotation)} {value}")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
+from numbers import Integral
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
-_STEPS = re.compile(r"^(\d+(?:\.\d+)?)(ep|%)$")
-_CLOCK = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)$")
+_STEPS = re.compile(r"(\d+(?:\.\d+)?)(ep|%)")
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _ALLOWED = 'steps (500), epochs ("20ep") or a share of the run ("5%")'
 
@@ -20,19 +22,23 @@ _ALLOWED = 'steps (500), epochs ("20ep") or a share of the run ("5%")'
 def _check(value: object, *, clock: bool) -> int | str:
     if isinstance(value, str) and re.fullmatch(r"\d+", value):
         value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    allowed = _ALLOWED + (' or wall time ("30s", "5m", "2h")' if clock else "")
+    if isinstance(value, Integral) and not isinstance(value, bool):
         if value < 0:
-            raise ValueError(f"must not be negative; allowed: {_ALLOWED}")
-        return value
-    if isinstance(value, str) and (_STEPS.match(value) or (clock and _CLOCK.match(value))):
-        return value
-    raise ValueError(f"allowed: {_ALLOWED}" + (' or wall time ("30s", "5m", "2h")' if clock else ""))
+            raise ValueError(f"must not be negative; allowed: {allowed}")
+        return int(value)
+    if isinstance(value, str):
+        if (share := _STEPS.fullmatch(value)) and share[2] == "%" and float(share[1]) > 100:
+            raise ValueError(f"more than the whole run; allowed: {allowed}")
+        if share or (clock and to_seconds(value)):
+            return value
+    raise ValueError(f"allowed: {allowed}")
 
 
 def _check_seconds(value: object) -> float | str | None:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf):
         return value
-    if isinstance(value, str) and _CLOCK.match(value):
+    if isinstance(value, str) and to_seconds(value):
         return value
     raise ValueError('allowed: seconds (90) or "30s", "5m", "2h"')
 
@@ -54,21 +60,21 @@ def to_steps(duration: int | str, *, steps_per_epoch: int, total_steps: int | No
     """
     if isinstance(duration, int):
         return duration
-    match = _STEPS.match(duration)
+    match = _STEPS.fullmatch(duration)
     if match is None:
         raise ValueError(f"{duration!r} is not a number of steps; allowed: {_ALLOWED}")
-    amount = float(match[1])
+    amount = Fraction(match[1])  # exact: 1.1 epochs of 10 steps are 11 steps, not 12
     if match[2] == "ep":
-        return math.ceil(amount * steps_per_epoch - 1e-9)
+        return math.ceil(amount * steps_per_epoch)
     if total_steps is None:
         raise ValueError(f"{duration!r}: a percentage needs a total; allowed here: steps or epochs")
-    return math.ceil(amount * total_steps / 100 - 1e-9)
+    return math.ceil(amount * total_steps / 100)
 
 
 def to_seconds(duration: float | str | None) -> float | None:
     """Seconds of a wall-time duration, or None when the value counts steps (or is None)."""
     if isinstance(duration, str):
-        match = _CLOCK.match(duration)
+        match = _CLOCK.fullmatch(duration)
         return float(match[1]) * _SECONDS[match[2]] if match else None
     return duration
 

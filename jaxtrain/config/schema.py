@@ -6,25 +6,56 @@ The names of fields are a contract (DESIGN.md, 13).
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from numbers import Number
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from jaxtrain.config.durations import Period, Seconds, StepDuration
 
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
-Count = Annotated[int, Field(ge=0)]
-Size = Annotated[int, Field(ge=1)]
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed")
+    return value
 
 
 def _as_tuple(value: object) -> object:
-    """A single number may stand for a tuple of one: `--model.hidden=128`."""
-    return (value,) if isinstance(value, int) and not isinstance(value, bool) else value
+    """A single value may stand for a list of one: `--model.hidden=128`."""
+    if isinstance(value, (str, Number)) and not isinstance(value, bool):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("a list is needed")
+    return value
 
 
-Sizes = Annotated[tuple[Size, ...], BeforeValidator(_as_tuple)]
+def _as_text(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _as_yaml(value: Any) -> Any:
+    """Own arguments hold what a file can hold, so that a dump loads back equal; tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: _as_yaml(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_yaml(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ValueError("allowed: numbers, words, true, false, null, and lists and mappings of them")
+
+
+NoBool = BeforeValidator(_no_bool)
+ListOfOne = BeforeValidator(_as_tuple)
+Fraction = Annotated[float, NoBool, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, NoBool, Field(gt=0.0)]
+NonNegative = Annotated[float, NoBool, Field(ge=0.0)]
+Count = Annotated[int, NoBool, Field(ge=0)]
+Size = Annotated[int, NoBool, Field(ge=1)]
+Seed = Annotated[int, NoBool, Field(ge=0, lt=2**32)]  # jax.random.key(2**32) is jax.random.key(0)
+Sizes = Annotated[tuple[Size, ...], ListOfOne]
+PathText = Annotated[str, BeforeValidator(_as_text)]
 Initialiser = Literal[
     "he_normal",
     "he_uniform",
@@ -94,7 +125,9 @@ class Resnet(_Network):
 class CustomModel(Section):
     kind: Literal["custom"] = "custom"
     target: str = _field(..., "your nnx.Module: file.py:Class or package.module:Class")
-    args: dict[str, Any] = _field({}, "keyword arguments of the class, beside `rngs`")
+    args: Annotated[dict[str, Any], BeforeValidator(_as_yaml)] = _field(
+        {}, "keyword arguments of the class, beside `rngs`"
+    )
 
 
 Model = Annotated[Mlp | Cnn | Resnet | CustomModel, Field(discriminator="kind")]
@@ -105,7 +138,7 @@ Model = Annotated[Mlp | Cnn | Resnet | CustomModel, Field(discriminator="kind")]
 class _Data(Section):
     validation_fraction: Fraction = _field(0.2, "share of all rows that chooses (epoch, stop, learning rate)")
     test_fraction: Fraction = _field(0.2, "share of all rows that is read once, at the end")
-    split_seed: Count = _field(0, "seed of the split; train.seed does not move rows between splits")
+    split_seed: Seed = _field(0, "seed of the split; train.seed does not move rows between splits")
     normalize: Literal["channel", "feature", "none"] = _field(
         "channel",
         "subtract mean and divide by sd of the training rows: over each channel, each feature, or not",
@@ -121,8 +154,8 @@ class Digits(_Data):
 
 class Arrays(_Data):
     kind: Literal["arrays"] = "arrays"
-    path: str = _field(..., "an .npz with `inputs` and `targets` (`weights`, `split` optional), or inputs.npy")
-    targets_path: str | None = _field(None, "targets.npy, when `path` is an .npy file")
+    path: PathText = _field(..., "an .npz with `inputs` and `targets` (`weights`, `split` optional), or inputs.npy")
+    targets_path: PathText | None = _field(None, "targets.npy, when `path` is an .npy file")
 
 
 Data = Annotated[Digits | Arrays, Field(discriminator="kind")]
@@ -289,8 +322,8 @@ class Exponential(_Schedule):
 
 class Piecewise(_Schedule):
     kind: Literal["piecewise"] = "piecewise"
-    boundaries: tuple[StepDuration, ...] = _field(("50%", "75%"), "where the rate changes")
-    factors: tuple[Positive, ...] = _field((0.1, 0.1), "by what it is multiplied there")
+    boundaries: Annotated[tuple[StepDuration, ...], ListOfOne] = _field(("50%", "75%"), "where the rate changes")
+    factors: Annotated[tuple[Positive, ...], ListOfOne] = _field((0.1, 0.1), "by what it is multiplied there")
 
 
 class InverseSqrt(_Schedule):
@@ -308,7 +341,7 @@ Schedule = Annotated[
 
 class Train(Section):
     duration: StepDuration = _field("20ep", "length of the run")
-    seed: Count = _field(0, "seed of initialisation, order, dropout and augmentation")
+    seed: Seed = _field(0, "seed of initialisation, order, dropout and augmentation")
     global_batch_size: Size = _field(64, "rows of one update, over all devices and micro-batches")
     micro_batch_size: Size | None = _field(
         None, "rows of one forward pass over all devices; several are accumulated; none = the whole batch"
@@ -319,7 +352,7 @@ class Train(Section):
 
 
 class Mesh(Section):
-    data: int = _field(-1, "devices in data parallel; -1 = all")
+    data: Annotated[int, NoBool] = _field(-1, "devices in data parallel; -1 = all")
 
 
 class Checkpoint(Section):
@@ -354,7 +387,9 @@ class Log(Section):
 class RunConfig(Section):
     """The whole of a run. Same config + same journal = same run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = _field("run", "runs/<name>/ holds the runs")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]*[A-Za-z0-9_-][A-Za-z0-9_.-]*$")] = _field(
+        "run", "runs/<name>/ holds the runs"
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _field(
         "auto", "type of the computation (parameters stay fp32); auto: fp32 on CPU, bf16 or fp16 by the GPU"
     )

@@ -136,6 +136,14 @@ def make_eval_step(
     return eval_step
 
 
+def gradients(spec: StepSpec, state: State, batch: Batch) -> dict[str, jax.Array]:
+    """The gradient of the mean loss of a batch for every parameter, as the step takes it (before clipping)."""
+    scale = jnp.ones((), jnp.float32)
+    batch = _prepare(spec, batch, stream_key(spec.seed, "augment", state["step"]))
+    grads, _, _, weight, _ = _accumulate(spec, state, batch, scale)
+    return {name: g / jnp.where(weight > 0, weight, 1.0) for name, g in grads.items()}
+
+
 def _prepare(spec: StepSpec, batch: Batch, key: jax.Array) -> Batch:
     inputs = batch["inputs"]
     if inputs.ndim == 4:

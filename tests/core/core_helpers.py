@@ -71,18 +71,15 @@ def make_spec(make: Callable[[nnx.Rngs], nnx.Module] = Affine, **changes: Any) -
 def start(spec: StepSpec, *, sums: tuple[str, ...] = ("accuracy",), params: dict[str, Any] | None = None) -> State:
     """The first state of a spec; `params` replace the fresh ones."""
 
-    def init() -> State:
-        fresh, model_state = spec.module.init(spec.seed)
-        return init_state(
-            {name: jnp.asarray(x) for name, x in params.items()} if params else fresh,
-            model_state,
-            spec.optimizer,
-            ema=bool(spec.ema_decay),
-            loss_scale=spec.precision.initial_scale,
-            sums=sums,
-        )
-
-    return jax.jit(init)()
+    fresh, model_state = spec.module.init(spec.seed)
+    return init_state(
+        {name: jnp.asarray(x) for name, x in params.items()} if params else fresh,
+        model_state,
+        spec.optimizer,
+        ema=bool(spec.ema_decay),
+        loss_scale=spec.precision.initial_scale,
+        sums=sums,
+    )
 
 
 def step_of(spec: StepSpec) -> Any:

@@ -34,7 +34,9 @@ def batches(outputs: np.ndarray, targets: np.ndarray, size: int, garbage: Any, p
         yield o, t, np.ones(size, bool) if padding == "counted" else mask
 
 
-def figures_of(metric: Any, outputs: np.ndarray, targets: np.ndarray, garbage: Any, size: int = BATCH, **how: Any) -> Any:
+def figures_of(
+    metric: Any, outputs: np.ndarray, targets: np.ndarray, garbage: Any, size: int = BATCH, **how: Any
+) -> Any:
     update = jax.jit(metric.update)
     total = None
     for batch in batches(outputs, targets, size, garbage, **how):
@@ -337,6 +339,8 @@ def test_merge_adds_integers_and_floats_in_64_bits() -> None:
 
 
 def test_only_losses_and_errors_are_better_when_lower() -> None:
-    lower = {name for m in ("classes", "binary", "regression") for name in METRICS[m](4, 2).names if best_is(name) == "min"}
+    lower = {
+        name for m in ("classes", "binary", "regression") for name in METRICS[m](4, 2).names if best_is(name) == "min"
+    }
     assert lower == {"mae", "rmse"}
     assert best_is("loss") == "min"

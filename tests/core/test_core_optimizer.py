@@ -1,4 +1,4 @@
-"""Each optimizer against its paper's formula in numpy, its weight-decay mask, its types, and a problem it must learn."""
+"""Each optimizer against its formula in numpy, its weight-decay mask, its types, and a problem it must learn."""
 
 from __future__ import annotations
 
@@ -211,7 +211,12 @@ def test_muon_leaves_all_that_is_no_matrix_to_the_adam_of_optax_at_its_own_rate(
 
 
 def test_matrices_and_kernels_decay_and_biases_norms_and_embeddings_do_not() -> None:
-    shapes = SHAPES | {"conv.kernel": (3, 3, 2, 4), "temperature": (), "pos_embed": (9, 4), "blocks.0.attn.kernel": (4, 4)}
+    shapes = SHAPES | {
+        "conv.kernel": (3, 3, 2, 4),
+        "temperature": (),
+        "pos_embed": (9, 4),
+        "blocks.0.attn.kernel": (4, 4),
+    }
     params = arrays(0, {n: s for n, s in shapes.items() if s}) | {"temperature": np.float32(1.0)}
     assert decays(params) == {
         "dense.kernel": True,

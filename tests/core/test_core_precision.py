@@ -76,7 +76,9 @@ def half() -> Any:
     """One weight w, one row x = 1, target -100, mse: the scaled cotangent is 200 * scale, and fp16 ends at 65504."""
     loss = built_in_loss(make_objective(schema.Mse()), RegressionMetrics(1).train_sums, False)
     make = partial(Affine, inputs=1, outputs=1, use_bias=False)
-    spec = make_spec(make, loss=loss, precision=PRECISIONS["fp16"], ema_decay=0.9, optimizer=make_optimizer(schema.Momentum()))
+    spec = make_spec(
+        make, loss=loss, precision=PRECISIONS["fp16"], ema_decay=0.9, optimizer=make_optimizer(schema.Momentum())
+    )
     batch = {
         "inputs": np.ones((1, 1), np.float32),
         "targets": np.full(1, -100.0, np.float32),
@@ -148,7 +150,9 @@ def test_the_scale_grows_inside_the_step_and_leaves_the_gradient_as_it_is(half: 
 @pytest.fixture(scope="module")
 def specs() -> Any:
     adamw = make_optimizer(schema.Adamw())
-    return {name: make_spec(precision=PRECISIONS[name], optimizer=adamw, schedule=lambda n: 0.01) for name in PRECISIONS}
+    return {
+        name: make_spec(precision=PRECISIONS[name], optimizer=adamw, schedule=lambda n: 0.01) for name in PRECISIONS
+    }
 
 
 @pytest.mark.parametrize(("name", "token"), [("bf16", "bf16"), ("fp16", "f16")])

@@ -1,0 +1,1 @@
+"""What happens between steps: console, writers, saving, early stopping, guard, signals. All behind `loop.Hook`."""

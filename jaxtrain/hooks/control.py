@@ -1,0 +1,177 @@
+"""Hooks that decide: when to evaluate, save, and stop. They return actions; `fit` carries them out."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from jaxtrain.config.errors import INTERRUPTED, NEEDS_PERSON, PREEMPTED
+from jaxtrain.loop import Action, EvaluateNow, Evaluation, Hook, SaveNow, Stop
+
+
+class BestSoFar:
+    """The best figure seen. NaN and infinity are never an improvement (fault case loop_nan_metric)."""
+
+    def __init__(self, mode: str, min_delta: float = 0.0) -> None:
+        self._sign, self._min_delta = (1.0 if mode == "min" else -1.0), min_delta
+        self.step: int | None = None
+        self.value: float | None = None
+
+    def update(self, step: int, value: float) -> bool:
+        """Whether `value` is better than all before by more than min_delta; then it is kept."""
+        if not math.isfinite(value):
+            return False
+        if self.value is not None and self._sign * (self.value - value) <= self._min_delta:
+            return False
+        self.step, self.value = step, value
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step and value."""
+        return {"step": self.step, "value": self.value}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.step, self.value = values["step"], values["value"]
+
+
+class Evaluator(Hook):
+    """Evaluates every `every` steps (0: never) and at the last one."""
+
+    def __init__(self, every: int, last: int) -> None:
+        self._every, self._last = every, last
+
+    def after_step(self, step: int) -> Action | None:
+        due = step == self._last or (self._every > 0 and step % self._every == 0)
+        return EvaluateNow if due else None
+
+
+class Saver(Hook):
+    """Saves every so many steps or seconds, at the last step, and when an evaluation is the best so far."""
+
+    def __init__(self, every: int, seconds: float | None, last: int, metric: str, mode: str) -> None:
+        self._every, self._seconds, self._last, self._metric = every, seconds, last, metric
+        self.best = BestSoFar(mode)
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
+        self._saved = time.monotonic()
+
+    def start(self, step: int) -> None:
+        self._saved = time.monotonic()
+
+    def after_step(self, step: int) -> Action | None:
+        due = step == self._last or (self._every > 0 and step % self._every == 0)
+        late = self._seconds is not None and time.monotonic() - self._saved >= self._seconds
+        return SaveNow if due or late else None
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> Action | None:
+        self._evaluated = (step, evaluation.figures)
+        value = evaluation.figures.get(self._metric, math.nan)
+        return SaveNow if self.best.update(step, value) else None
+
+    def on_save(self, step: int) -> None:
+        self._saved = time.monotonic()
+
+    def evaluation_at(self, step: int) -> dict[str, float] | None:
+        """The figures of the evaluation at `step`, if there was one."""
+        return self._evaluated[1] if self._evaluated[0] == step else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best.state_dict()
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.best.load_state_dict(values)
+
+
+class EarlyStopping(Hook):
+    """Stops after `patience` evaluations without improvement by more than min_delta; NaN is no improvement."""
+
+    def __init__(self, metric: str, mode: str, patience: int, min_delta: float) -> None:
+        self._metric, self._patience = metric, patience
+        self._best, self._waited = BestSoFar(mode, min_delta), 0
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> Action | None:
+        if self._best.update(step, evaluation.figures.get(self._metric, math.nan)):
+            self._waited = 0
+            return None
+        self._waited += 1
+        if self._waited < self._patience:
+            return None
+        best = f"the best is {self._best.value:.4g} at step {self._best.step}" if self._best.step else "none was finite"
+        return Stop("early_stop", f"eval/{self._metric} did not improve in {self._waited} evaluations; {best}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._best.state_dict(), "waited": self._waited}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self._best.load_state_dict(values)
+        self._waited = values["waited"]
+
+
+class SkipLimit(Hook):
+    """Ends a run in which `limit` updates in a row were not finite: it would not recover by itself."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def on_metrics(self, step: int, figures: dict[str, float]) -> Action | None:
+        in_row = int(figures["in_row"])
+        if in_row < self._limit:
+            return None
+        reason = (
+            f"{in_row} updates in a row were not finite (guard.max_skips {self._limit}); look at the data, "
+            "lower optimizer.peak_lr, or see where it starts with --eager 3"
+        )
+        return Stop("failed", reason, NEEDS_PERSON)
+
+
+class TimeBudget(Hook):
+    """Ends a run after so many seconds of this process."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._since = seconds, time.monotonic()
+
+    def after_step(self, step: int) -> Action | None:
+        if time.monotonic() - self._since < self._seconds:
+            return None
+        return Stop("time_budget", f"train.time_budget of {self._seconds:g} s is used up")
+
+
+class Signals(Hook):
+    """Ctrl-C saves and ends with 130, SIGTERM saves and ends with 75; a second signal ends at once."""
+
+    def __init__(self) -> None:
+        self._seen: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Take the signals over; only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+
+    def after_step(self, step: int) -> Action | None:
+        return self.pending()
+
+    def pending(self) -> Stop | None:
+        """The stop that a signal asked for."""
+        if self._seen is None:
+            return None
+        if self._seen == signal.SIGINT:
+            return Stop("interrupted", "Ctrl-C", INTERRUPTED)
+        return Stop("preempted", "SIGTERM", PREEMPTED)
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if self._seen is not None:
+            os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
+        self._seen = number
+        os.write(2, b"\nstopping after this step and saving; a second signal ends at once\n")

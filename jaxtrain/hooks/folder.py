@@ -1,0 +1,172 @@
+"""The run folder: the one place that names its files (contract 14), finds runs, and truncates logs for a resume.
+
+config.yaml resolved.yaml env.json metrics.jsonl journal.jsonl events.* checkpoints/ samples/ report.html
+result.json run.log status.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jaxtrain.checkpoint.files import fsync, read_json, write_json, write_text
+from jaxtrain.config.errors import ConfigError, UserError
+
+ROOT = Path("runs")
+
+
+class RunFolder:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.resolved = path / "resolved.yaml"
+        self.env = path / "env.json"
+        self.metrics = path / "metrics.jsonl"
+        self.journal = path / "journal.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
+        self.report = path / "report.html"
+        self.result = path / "result.json"
+        self.log = path / "run.log"
+        self.status = path / "status.json"
+
+    @property
+    def id(self) -> str:
+        """The UTC id, the last part of the path."""
+        return self.path.name
+
+    def create(self) -> None:
+        """Make the folder, readable by its owner only. Raises ConfigError when it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, mode=0o700, exist_ok=True)
+            probe = self.path / ".probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(f"run folder {str(self.path)!r} cannot be written: {error.strerror}") from None
+
+    def is_used(self) -> bool:
+        """Whether a run lives here."""
+        return self.resolved.exists() or self.status.exists()
+
+    def write_status(self, **values: Any) -> None:
+        """Merge `values` into status.json."""
+        now = {**self.read_status(), **values, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_json(self.status, strict(now))
+
+    def read_status(self) -> dict[str, Any]:
+        """status.json, or nothing yet."""
+        return read_json(self.status) if self.status.exists() else {}
+
+    def read_result(self) -> dict[str, Any]:
+        """result.json, or nothing yet."""
+        return read_json(self.result) if self.result.exists() else {}
+
+    def note(self, event: str, **values: Any) -> None:
+        """Add a line to the journal, on the disk before this returns (contract 9)."""
+        line = {"event": event, "time": datetime.now(UTC).isoformat(timespec="seconds"), **values}
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(strict(line), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fsync(self.path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of metrics.jsonl, "NaN" and its kin as floats again."""
+        if not self.metrics.exists():
+            return []
+        return [loose(json.loads(line)) for line in self.metrics.read_text(encoding="utf-8").splitlines() if line]
+
+    def truncate(self, step: int, log_every: int, evaluate_every: int) -> None:
+        """Drop from metrics.jsonl what a resume at `step` will write again, or what only the stop there wrote."""
+        kept = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the half line of a killed process
+            regular = _on_schedule(row, log_every, evaluate_every)
+            if any(name.startswith("test/") for name in row):
+                continue  # the longer run reads the test split again, on its own best step
+            if row["step"] < step or (row["step"] == step and regular):
+                kept.append(line)
+        write_text(self.metrics, "".join(line + "\n" for line in kept))
+
+
+def _on_schedule(row: dict[str, Any], log_every: int, evaluate_every: int) -> bool:
+    step = row["step"]
+    if any(name.startswith("train/") for name in row):
+        return step == 1 or step % log_every == 0
+    if any(name.startswith("eval/") for name in row):
+        return bool(evaluate_every) and step % evaluate_every == 0
+    return False
+
+
+def new_folder(name: str, root: Path | None = None) -> RunFolder:
+    """runs/<name>/<UTC id>, an id that nobody has."""
+    parent = (root or ROOT) / name
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = RunFolder(parent / f"{stamp}{suffix}")
+        try:
+            folder.path.mkdir(parents=True, mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"run folder {str(folder.path)!r} cannot be made: {error.strerror}") from None
+        return folder
+    raise UserError(f"{parent}: a thousand runs in one second")
+
+
+def list_runs(root: Path | None = None) -> list[RunFolder]:
+    """All runs below `root`, oldest first."""
+    root = root or ROOT
+    found = [RunFolder(path.parent) for path in root.glob("*/*/resolved.yaml")] if root.is_dir() else []
+    return sorted(found, key=lambda f: (f.id, str(f.path)))
+
+
+def find_run(reference: str | Path, root: Path | None = None) -> RunFolder:
+    """A path, `last`, or the start of an id. Raises ConfigError naming what is there."""
+    path = Path(reference)
+    if (path / "resolved.yaml").exists():
+        return RunFolder(path)
+    runs = list_runs(root)
+    if not runs:
+        raise ConfigError(f"run {str(reference)!r}: no runs in {(root or ROOT).absolute()}; jaxtrain train makes one")
+    if str(reference) == "last":
+        return runs[-1]
+    matches = [run for run in runs if run.id.startswith(str(reference))]
+    if len(matches) == 1:
+        return matches[0]
+    shown = matches or runs
+    many = "is ambiguous" if matches else "is no run folder and no start of an id"
+    raise ConfigError(f"run {str(reference)!r} {many}; newest: {', '.join(r.id for r in shown[-5:])} (or: last)")
+
+
+def strict(value: Any) -> Any:
+    """A value for strict JSON: not-a-number and infinities as the words "NaN", "Infinity", "-Infinity"."""
+    if isinstance(value, dict):
+        return {k: strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def loose(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the words of `strict` as floats again."""
+    words = {"NaN", "Infinity", "-Infinity"}
+    return {k: float(v) if isinstance(v, str) and v in words else v for k, v in row.items()}
+
+
+def names(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """All names in rows, in the order of their first appearance."""
+    return list(dict.fromkeys(name for row in rows for name in row))

@@ -1,0 +1,166 @@
+"""Writers: metrics.jsonl (the truth), TensorBoard, status.json. A broken writer is told once and never stops a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxtrain.hooks.folder import RunFolder, strict
+from jaxtrain.loop import Evaluation, Hook, Stop
+
+log = logging.getLogger("jaxtrain")
+
+
+class Guarded(Hook):
+    """A hook whose own faults (a full disk, a closed mount) are told once; from then on it is silent."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._broken = name, False
+
+    def guarded(self, action: Callable[[], None]) -> None:
+        """Run `action` unless this writer broke before."""
+        if self._broken:
+            return
+        try:
+            action()
+        except Exception as error:  # whatever a writer raises must not end a training run
+            self._broken = True
+            log.warning("%s stopped writing: %s: %s; training goes on", self._name, type(error).__name__, error)
+
+
+class Jsonl(Guarded):
+    """metrics.jsonl: a row of training metrics, a row an evaluation. Wall-clock names live under time/."""
+
+    def __init__(self, folder: RunFolder, steps_per_epoch: int, rows_per_step: int) -> None:
+        super().__init__("metrics.jsonl")
+        self._folder, self._per_epoch, self._rows = folder, steps_per_epoch, rows_per_step
+        self._clock = (0, time.perf_counter())
+
+    def start(self, step: int) -> None:
+        self._clock = (step, time.perf_counter())
+
+    def on_metrics(self, step: int, figures: dict[str, float]) -> None:
+        before, since = self._clock
+        now = time.perf_counter()
+        self._clock = (step, now)
+        per_step = (now - since) / max(step - before, 1)
+        row = {f"train/{name}": value for name, value in figures.items()}
+        row |= {"time/step": per_step, "time/examples_per_s": self._rows / per_step}
+        self.write(step, row)
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self.write(step, {f"eval/{name}": value for name, value in evaluation.figures.items()})
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        """One row."""
+        row = {"step": step, "epoch": step / self._per_epoch, **figures}
+
+        def append() -> None:
+            with self._folder.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(strict(row), allow_nan=False) + "\n")
+
+        self.guarded(append)
+
+
+class TensorBoard(Guarded):
+    """Events in the run folder: scalars, images, hparams. A resume purges what is newer than its step."""
+
+    def __init__(self, folder: RunFolder, samples: np.ndarray | None = None, enabled: bool = True) -> None:
+        super().__init__("TensorBoard")
+        self._folder, self._samples, self._broken = folder, samples, not enabled
+        self._writer: Any = None
+
+    def start(self, step: int) -> None:
+        def begin() -> None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder.path), purge_step=step + 1 if step else None)
+            if self._samples is not None and step == 0:
+                self._writer.add_images("samples", self._samples, 0, dataformats="NHWC")
+
+        self.guarded(begin)
+
+    def on_metrics(self, step: int, figures: dict[str, float]) -> None:
+        self.scalars(step, {f"train/{name}": value for name, value in figures.items()})
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self.scalars(step, {f"eval/{name}": value for name, value in evaluation.figures.items()})
+
+    def scalars(self, step: int, figures: dict[str, float]) -> None:
+        """All figures of one step."""
+
+        def add() -> None:
+            for name, value in figures.items():
+                self._writer.add_scalar(name, value, step)
+
+        self.guarded(add)
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        """A picture [H, W, 3], bytes."""
+        self.guarded(lambda: self._writer.add_image(name, pixels, step, dataformats="HWC"))
+
+    def hparams(self, values: dict[str, Any], figures: dict[str, float]) -> None:
+        """The table of settings and results."""
+        plain = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in values.items()}
+        self.guarded(lambda: self._writer.add_hparams(plain, figures, name="hparams"))
+
+    def finish(self) -> None:
+        """After the last row of the run."""
+        if self._writer is not None:
+            self.guarded(self._writer.close)
+
+
+class Status(Guarded):
+    """status.json, every two seconds and at each event."""
+
+    def __init__(self, folder: RunFolder, sealed: Callable[[], tuple[int | None, int | None]]) -> None:
+        super().__init__("status.json")
+        self._folder, self._sealed, self._written, self._step = folder, sealed, 0.0, 0
+
+    def start(self, step: int) -> None:
+        self._step = step
+        self._write("running", "")
+
+    def after_step(self, step: int) -> None:
+        self._step = step
+        if time.monotonic() - self._written > 2.0:
+            self._write("running", "")
+
+    def close(self, stop: Stop) -> None:
+        self._write(stop.state, stop.reason)
+
+    def _write(self, state: str, reason: str) -> None:
+        self._written = time.monotonic()
+        last, best = self._sealed()
+        values = {"state": state, "reason": reason, "step": self._step, "last_sealed": last, "best": best}
+        self.guarded(lambda: self._folder.write_status(**values, pid=os.getpid(), host=os.uname().nodename))
+
+
+class RunLog:
+    """run.log: what the console says, with times, from the records of the `jaxtrain` logger, and longer texts."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.log
+        self._handler = logging.FileHandler(folder.log, encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("jaxtrain").addHandler(self._handler)
+        self._before = log.level, log.propagate
+        log.setLevel(logging.INFO)
+        log.propagate = False  # libraries put handlers on the root logger, which would print every line again
+
+    def text(self, text: str) -> None:
+        """Several lines, as they are."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def close(self) -> None:
+        """No more records."""
+        logging.getLogger("jaxtrain").removeHandler(self._handler)
+        level, log.propagate = self._before
+        log.setLevel(level)
+        self._handler.close()

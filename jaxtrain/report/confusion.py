@@ -1,0 +1,54 @@
+"""The confusion matrix as a picture for TensorBoard. matplotlib without pyplot: no global state, safe in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+ANNOTATED = 20
+"""Up to so many classes the counts fit into the cells."""
+_LABELLED = 60
+
+
+def confusion_image(confusion: list[list[int]], class_names: Sequence[str] | None) -> np.ndarray:
+    """Bytes [H, W, 3]. Rows are the truth, columns the prediction; the colour is the share of the row (recall)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    counts = np.asarray(confusion, np.int64)
+    classes = len(counts)
+    names = [_short(n) for n in class_names] if class_names else [str(i) for i in range(classes)]
+    longest = max((len(n) for n in names), default=1)
+    side = float(np.clip(2.2 + 0.42 * classes, 4.2, 11.0))
+    figure = Figure(figsize=(side + 0.9, side), dpi=110, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    drawn = axes.imshow(shares(counts), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
+    figure.colorbar(drawn, ax=axes, label="share of the true class", fraction=0.046, pad=0.03)
+    places = np.arange(0, classes, -(-classes // _LABELLED)) if classes else np.arange(0)
+    size = float(np.clip(150.0 / max(classes, 1), 5.5, 10.0))
+    axes.set_xticks(
+        places, [names[p] for p in places], fontsize=size, rotation=90 if longest > 3 or classes > 30 else 0
+    )
+    axes.set_yticks(places, [names[p] for p in places], fontsize=size)
+    axes.set(xlabel="predicted", ylabel="true", title=f"{int(np.trace(counts)):,} of {int(counts.sum()):,} right")
+    if classes <= ANNOTATED:
+        for row, column in np.argwhere(counts):
+            dark = shares(counts)[row, column] > 0.5
+            text, colour = f"{counts[row, column]:,}", "white" if dark else "#1b2733"
+            size = float(np.clip(150.0 / classes / max(len(text) / 3, 1), 5.0, 11.0))
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def shares(counts: np.ndarray) -> np.ndarray:
+    """Each row [C, C] divided by its sum; a class without rows stays 0."""
+    return counts / np.maximum(counts.sum(1, keepdims=True), 1)
+
+
+def _short(name: str, longest: int = 18) -> str:
+    # A dollar sign would begin matplotlib's formula mode.
+    text = name if len(name) <= longest else name[: longest - 1] + "…"
+    return text.replace("$", r"\$")

@@ -1,0 +1,266 @@
+"""One run: Job -> fit -> sealed checkpoints -> test of the best step -> report. Small: it joins the rooms.
+
+    train(config, **overrides)   resume(run, **overrides)   load_run(run)   Trainer(config, model=, loss=, data=)
+Overrides are dotted: `train("digits", **{"optimizer.peak_lr": 1e-3})`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.build import GIVEN, Job, build
+from jaxtrain.checkpoint import Sealed
+from jaxtrain.checkpoint.files import write_json, write_text
+from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
+from jaxtrain.core.state import State
+from jaxtrain.data.sources import ArraySource
+from jaxtrain.hooks.folder import RunFolder, find_run, list_runs, new_folder
+from jaxtrain.loop import Stop
+from jaxtrain.resuming import changes, check_resumable, tell_changes
+from jaxtrain.session import Session, open_store
+from jaxtrain.words import environment
+
+Data = ArraySource | Mapping[str, Any] | tuple[Any, Any]
+
+
+class Run:
+    """A run that has ended, or was read from its folder. `close()` (or `with`) gives the device memory back.
+
+    state: the last State (None for a run that was only read). result: best step and test figures.
+    """
+
+    def __init__(self, folder: RunFolder, stop: Stop, result: dict[str, Any], session: Session | None = None) -> None:
+        self.folder, self.stop, self.result = folder, stop, result
+        self._session = session
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
+    def exit_code(self) -> int:
+        """0 done, 75 preempted, 78 needs a person, 130 interrupted."""
+        return self.stop.code
+
+    @property
+    def state(self) -> State | None:
+        """The state after the last step."""
+        return self._session.state if self._session else None
+
+    @property
+    def job(self) -> Job | None:
+        """What was run."""
+        return self._session.job if self._session else None
+
+    @property
+    def test(self) -> dict[str, float]:
+        """The figures on the test split, read once, on the best sealed step."""
+        return dict(self.result.get("test", {}))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl."""
+        return self.folder.rows()
+
+    def close(self) -> None:
+        """Give the device memory back; the files stay."""
+        if self._session is not None:
+            self._session.release()
+            self._session = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | RunConfig = "digits",
+    *,
+    model: Any = None,
+    loss: Callable[..., Any] | None = None,
+    data: Data | None = None,
+    run_dir: str | Path | None = None,
+    overwrite: bool = False,
+    auto_resume: bool = False,
+    quiet: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Train what `config` says (a path, a shipped name, a dict), from the first step to the test of the best one.
+
+    run_dir: the run folder; else runs/<name>/<UTC id>. A used one is refused, unless `overwrite` (its content goes)
+    or `auto_resume` (it is continued; without run_dir the newest unfinished run of this very config is).
+    Raises ConfigError (bad input) and NeedsPerson (nothing finite, nothing intact).
+    """
+    parsed = _absolute_paths(_named(load(config, overrides.items()), model, loss, data))
+    folder = RunFolder(Path(run_dir)) if run_dir else None
+    if auto_resume:
+        unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
+        if unfinished:
+            return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet)
+    if folder and folder.is_used() and not overwrite:
+        raise ConfigError(
+            f"run folder {str(folder.path)!r} is used (state {folder.read_status().get('state', 'unknown')}); continue "
+            f"with: jaxtrain resume {folder.path}, or --resume=auto; start anew with --overwrite"
+        )
+    job = build(parsed, model=model, loss=loss, source=_source(data))
+    if folder and overwrite and folder.is_used():
+        shutil.rmtree(folder.path)
+    folder = folder or new_folder(parsed.name)
+    folder.create()
+    write_text(folder.config, str(config) + "\n" if isinstance(config, (str, Path)) else dump(load(config)))
+    write_text(folder.resolved, dump(parsed))
+    write_json(folder.env, environment(job))
+    return _run(Session(job, folder, quiet))
+
+
+def resume(
+    run: str | Path,
+    *,
+    model: Any = None,
+    loss: Callable[..., Any] | None = None,
+    data: Data | None = None,
+    quiet: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Continue a run from its newest intact checkpoint, as if it had never stopped; a finished one can be extended.
+
+    Raises ConfigError for a change that would make it another run (data, seed, batch, model), saying why.
+    """
+    folder = find_run(run)
+    before = load(folder.resolved)
+    after = _absolute_paths(load(before, overrides.items()))
+    changed = changes(before, after)
+    check_resumable(changed)
+    job = build(after, model=model, loss=loss, source=_source(data))
+    session = Session(job, folder, quiet)
+    restored = session.store.restore_newest(job.abstract_state)
+    if restored is None:
+        raise NeedsPerson(f"{folder.path}: no checkpoint to resume from; start anew with jaxtrain train --overwrite")
+    sealed, state = restored
+    if sealed.meta["data"] != job.dataset.fingerprint():
+        raise ConfigError(
+            f"the data of {folder.path} has changed since step {sealed.step} was saved (fingerprint "
+            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring the data back, or train anew"
+        )
+    if sealed.step >= job.steps.total:
+        stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
+        return Run(folder, stop, folder.read_result())
+    tell_changes(changed, session.console)
+    folder.truncate(sealed.step, job.steps.log_every, job.steps.evaluate_every)
+    folder.note("resume", step=sealed.step, changes={k: list(v) for k, v in changed.items()})
+    write_text(folder.resolved, dump(after))
+    return _run(session, sealed, state)
+
+
+def load_run(run: str | Path) -> Run:
+    """A run as its folder tells it: `path`, `result`, `metrics()`, `test`."""
+    folder = find_run(run)
+    status = folder.read_status()
+    stop = Stop(status.get("state", "unknown"), status.get("reason", ""))
+    return Run(folder, stop, folder.read_result())
+
+
+class Trainer:
+    """Your own model, loss or arrays through the same steps as the command.
+
+    model: an nnx.Module, or a function rngs -> nnx.Module (then train.seed initialises it).
+    loss: loss(model, batch) -> scalar, or (sum, count, {name: sum}) for exact means over `batch["mask"]`.
+    data: (inputs, targets), or {"inputs", "targets", "weights", "split"}; else the config's.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | RunConfig | None = None,
+        *,
+        model: Any = None,
+        loss: Callable[..., Any] | None = None,
+        data: Data | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.config = load({} if config is None else config, overrides.items())
+        self._given = {"model": model, "loss": loss, "data": data}
+
+    def fit(self, **options: Any) -> Run:
+        """Train; options as in `train`: run_dir, overwrite, auto_resume, quiet."""
+        return train(self.config, **self._given, **options)
+
+    def resume(self, run: str | Path, **overrides: Any) -> Run:
+        """Continue a run that this trainer began."""
+        return resume(run, **self._given, **overrides)
+
+
+def dry_run(config: Any, **options: Any) -> str:
+    """Two steps through training, evaluation, saving, restoring and report, in a folder that is then removed."""
+    with tempfile.TemporaryDirectory(prefix="jaxtrain-dry-run-") as place:
+        short = load(config, [("train.duration", 2), ("early_stopping.patience", 0)])
+        with train(short, run_dir=Path(place) / "run", **options) as run:
+            job, state = run.job, run.state
+            assert job is not None
+            assert state is not None
+            store = open_store(job, run.folder)
+            _, restored = store.restore_newest(job.abstract_state) or (None, None)
+            store.close()
+            same = jax.tree.map(
+                lambda a, b: np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True), state, restored
+            )
+            if not all(jax.tree.leaves(same)):
+                raise UserError("the restored state differs from the saved one")
+            if not run.folder.report.exists():
+                raise UserError("the report was not written")
+            count = len(jax.tree.leaves(state))
+    return f"dry run passed: 2 steps, evaluation, save, restore ({count} arrays equal), report; nothing is left behind"
+
+
+def _run(session: Session, sealed: Sealed | None = None, state: State | None = None) -> Run:
+    stop, result = session.run(sealed, state)
+    return Run(session.folder, stop, result, session)
+
+
+def _source(data: Data | None) -> ArraySource | None:
+    if data is None or isinstance(data, ArraySource):
+        return data
+    parts: Any = data if isinstance(data, Mapping) else dict(zip(("inputs", "targets"), data, strict=True))
+    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in parts.items()}
+    return ArraySource("data", **arrays)
+
+
+def _named(config: RunConfig, model: Any, loss: Any, data: Data | None) -> RunConfig:
+    """The config of a run whose model or loss was given in Python says so, by name."""
+    changed: list[tuple[str, Any]] = []
+    for section, given in (("model", model), ("objective", loss)):
+        if given is not None:
+            name = getattr(given, "__qualname__", type(given).__name__)
+            changed += [(f"{section}.kind", "custom"), (f"{section}.target", f"{GIVEN}:{name}")]
+    return load(config, changed) if changed else config
+
+
+def _absolute_paths(config: RunConfig) -> RunConfig:
+    """Paths as seen from anywhere, so that a resume from another folder finds the same files."""
+    changed: list[tuple[str, Any]] = []
+    for key in ("path", "targets_path"):
+        value = getattr(config.data, key, None)
+        if value is not None:
+            changed.append((f"data.{key}", str(Path(value).resolve())))
+    for section in ("model", "objective"):
+        where, colon, name = getattr(getattr(config, section), "target", "").partition(":")
+        if where.endswith(".py"):
+            changed.append((f"{section}.target", f"{Path(where).resolve()}{colon}{name}"))
+    return load(config, changed) if changed else config
+
+
+def _unfinished(config: RunConfig) -> RunFolder | None:
+    """The newest run of this very config that has not ended by itself."""
+    for folder in reversed(list_runs()):
+        if folder.path.parent.name == config.name and load(folder.resolved) == config:
+            ended = folder.read_status().get("state") in ("done", "early_stop", "time_budget")
+            return None if ended else folder
+    return None

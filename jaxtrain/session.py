@@ -1,0 +1,233 @@
+"""One process's part of a run: compile, fit, seal, test the best step once, report; and give everything back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.build import Job, config_digest
+from jaxtrain.checkpoint import Checkpoints, Sealed
+from jaxtrain.checkpoint.files import write_json
+from jaxtrain.config import NeedsPerson, RunConfig
+from jaxtrain.config.durations import to_seconds
+from jaxtrain.core.state import State, weights_for_evaluation
+from jaxtrain.data.order import sequential_rows
+from jaxtrain.hooks.console import Console
+from jaxtrain.hooks.control import EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
+from jaxtrain.hooks.folder import RunFolder, strict
+from jaxtrain.hooks.writers import Jsonl, RunLog, Status, TensorBoard
+from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
+from jaxtrain.models import summary
+from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
+from jaxtrain.words import closing_lines, opening_lines
+
+
+class Session:
+    """One process's part of a run."""
+
+    def __init__(self, job: Job, folder: RunFolder, quiet: bool) -> None:
+        self.job, self.folder = job, folder
+        self.store = open_store(job, folder)
+        metric, mode = job.config.evaluate.metric, job.mode
+        self.console = Console(metric, mode, quiet=quiet)
+        self.state: State | None = None
+        self._feeder: Any = None
+        self._eval_batches: dict[str, list[Any]] = {}
+
+    def run(self, sealed: Sealed | None = None, state: State | None = None) -> tuple[Stop, dict[str, Any]]:
+        """Fit from the first step, or from `sealed`; then test the best step and report."""
+        job, folder, console = self.job, self.folder, self.console
+        begun = time.monotonic()
+        self.store.sweep()
+        first = sealed.step if sealed else 0
+        signals, saver = Signals(), self._saver()
+        hooks, board = self._hooks(saver, signals)
+        for hook in hooks:
+            if sealed and type(hook).__name__ in sealed.meta["hooks"]:
+                hook.load_state_dict(sealed.meta["hooks"][type(hook).__name__])
+        log_file = RunLog(folder)
+        stop = Stop("failed", "an error")
+        result: dict[str, Any] = {}
+        signals.install()
+        console.open()
+        try:
+            for text in opening_lines(job, first):
+                console.line(text)
+            console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
+            log_file.text(summary.table(job.module.params))
+            with console.phase("compiling"):
+                job.compile()
+            self.state = job.init() if state is None else state
+            self._feeder = job.feeder()
+            stop = signals.pending() or self._fit(hooks, saver, first)
+            with console.phase("sealing the last checkpoint", told=False):
+                self.store.wait()
+            if stop.code == 0:
+                stop, result = self._finish(stop, saver, board, begun)
+            return stop, result
+        except BaseException as error:
+            stop = Stop("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+            raise
+        finally:
+            board.finish()
+            for hook in hooks:
+                hook.close(stop)
+            self.store.close()
+            signals.restore()
+            log_file.close()
+            console.shut()
+
+    def release(self) -> None:
+        """Delete what this session holds on the devices."""
+        for tree in (self.state, self._eval_batches):
+            for leaf in jax.tree.leaves(tree):
+                if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+                    leaf.delete()
+        if self._feeder is not None:
+            self._feeder.close()
+        self.state, self._feeder, self._eval_batches = None, None, {}
+
+    def _fit(self, hooks: list[Hook], saver: Saver, first: int) -> Stop:
+        job, state = self.job, self.state
+        assert state is not None
+
+        def save(step: int, state: State) -> None:
+            meta = {
+                "evaluation": strict(saver.evaluation_at(step)),
+                "hooks": {type(h).__name__: h.state_dict() for h in hooks if h.state_dict()},
+                "schema": job.dataset.schema.to_json(),
+                "data": job.dataset.fingerprint(),
+                "config": config_digest(job.config),
+            }
+            self.store.save(step, state, meta)
+
+        self.state, stop = fit(
+            state,
+            job.advance,
+            self._feeder,
+            hooks,
+            start=first,
+            stop=job.steps.total,
+            log_every=job.steps.log_every,
+            data_offset=int(state["data_offset"]),
+            evaluate=lambda s: self.evaluate(weights_for_evaluation(s), "validation"),
+            save=save,
+        )
+        return stop
+
+    def evaluate(self, weights: tuple[Any, Any], split: str, keep_rows: bool = False) -> Evaluation:
+        """Figures of a split."""
+        job = self.job
+        return evaluate(job.eval_step, weights, self._batches(split), job.metrics, keep_rows=keep_rows)
+
+    def _batches(self, split: str) -> Iterator[Any]:
+        """Batches of a split in order; where training rows live on the device, these stay there too."""
+        if split in self._eval_batches:
+            yield from self._eval_batches[split]
+            return
+        kept = []
+        for pair in eval_batches(self.job, split):
+            kept.append(pair)
+            yield pair
+        if self.job.feed_kind == "resident":
+            self._eval_batches[split] = kept
+
+    def _finish(self, stop: Stop, saver: Saver, board: TensorBoard, begun: float) -> tuple[Stop, dict[str, Any]]:
+        """The test split, read once, on the best sealed step; result.json; the report."""
+        job, folder, config = self.job, self.folder, self.job.config
+        step = int(self.state["step"])  # type: ignore[index]
+        if job.dataset.rows("validation") and saver.best.value is None:
+            reason = f"eval/{config.evaluate.metric} was never finite; no step can be called the best"
+            return Stop("failed", reason, NeedsPerson.exit_code), {}
+        best = self.store.best() or self.store.latest()
+        assert best is not None
+        result: dict[str, Any] = {
+            "best": {"step": best.step, "metric": config.evaluate.metric, "evaluation": best.meta["evaluation"]},
+            "class_names": job.dataset.schema.class_names,
+            "rows": {name: job.dataset.rows(name) for name in ("train", "validation", "test")},
+            "parameters": sum(row[2] for row in summary.rows(job.module.params)),
+        }
+        split = "test" if job.dataset.rows("test") else "validation"
+        if job.dataset.rows(split):
+            state = self.state if best.step == step else self.store.restore(best, job.abstract_state)
+            assert state is not None
+            with self.console.phase(f"evaluating the best step on the {split} split", told=False):
+                evaluation = self.evaluate(weights_for_evaluation(state), split, keep_rows=True)
+            result |= {"split": split, "details": evaluation.details}
+            result["wrong"] = save_wrong_samples(folder, job.dataset, evaluation, config.log.wrong_samples)
+            if split == "test":
+                result["test"] = evaluation.figures
+                named = {f"test/{name}": value for name, value in evaluation.figures.items()}
+                self._jsonl().write(step, {**named, "test/best_step": best.step})
+                board.scalars(step, named)
+                board.hparams(flat_config(config), named)
+            if "confusion" in evaluation.details:
+                names = job.dataset.schema.class_names
+                board.image("confusion", confusion_image(evaluation.details["confusion"], names), step)
+        result["seconds"] = time.monotonic() - begun
+        write_json(folder.result, strict(result))
+        write_report(folder)
+        for text in closing_lines(stop, result, folder):
+            self.console.line(text)
+        return stop, result
+
+    def _saver(self) -> Saver:
+        steps, config = self.job.steps, self.job.config
+        return Saver(steps.save_every, steps.save_seconds, steps.total, config.evaluate.metric, self.job.mode)
+
+    def _jsonl(self) -> Jsonl:
+        steps = self.job.steps
+        return Jsonl(self.folder, steps.per_epoch, self.job.config.train.global_batch_size)
+
+    def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
+        job, config, steps = self.job, self.job.config, self.job.steps
+        board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
+        hooks: list[Hook] = [self._jsonl(), board, self.console, saver]
+        if job.dataset.rows("validation"):
+            hooks.append(Evaluator(steps.evaluate_every, steps.total))
+            if config.early_stopping.patience:
+                stopping = config.early_stopping
+                hooks.append(EarlyStopping(config.evaluate.metric, job.mode, stopping.patience, stopping.min_delta))
+        hooks.append(SkipLimit(config.guard.max_skips))
+        budget = to_seconds(config.train.time_budget)
+        if budget:
+            hooks.append(TimeBudget(budget))
+        return [*hooks, signals, Status(self.folder, self._sealed_steps)], board
+
+    def _sealed_steps(self) -> tuple[int | None, int | None]:
+        latest, best = self.store.latest(), self.store.best()
+        return latest.step if latest else None, best.step if best else None
+
+
+def eval_batches(job: Job, split: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(host, devices) batches of a split in order, each row once, the last one padded."""
+    rows = job.dataset.rows(split)
+    for position in range(-(-rows // job.eval_batch)):
+        numbers, mask = sequential_rows(position, rows, job.eval_batch)
+        host = {**job.dataset.read(split, numbers), "mask": mask, "epoch": np.int32(0)}
+        yield host, job.put(host)
+
+
+def open_store(job: Job, folder: RunFolder) -> Checkpoints:
+    saving = job.config.checkpoint
+    return Checkpoints(
+        folder.checkpoints,
+        metric=job.config.evaluate.metric,
+        mode=job.mode,
+        keep_last=saving.keep_last,
+        keep_best=saving.keep_best,
+    )
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
+    """{dotted key: value}, for TensorBoard's table."""
+    tree = config.model_dump(mode="json")
+    return {
+        f"{section}.{leaf}" if isinstance(part, dict) else section: value
+        for section, part in tree.items()
+        for leaf, value in (part.items() if isinstance(part, dict) else [("", part)])
+    }

@@ -1,0 +1,72 @@
+"""What a run says at its opening and its end, and what it was made in. Text only; the console prints it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from jaxtrain.build import Job
+from jaxtrain.hardware.devices import unused_gpu
+from jaxtrain.hooks.folder import RunFolder
+from jaxtrain.loop import Stop
+from jaxtrain.models import summary
+
+
+def opening_lines(job: Job, first: int) -> list[str]:
+    """Model, device, data, length; then what a user should know before it begins."""
+    config, steps = job.config, job.steps
+    parameters = sum(row[2] for row in summary.rows(job.module.params))
+    kind = config.model.kind if config.model.kind != "custom" else job.module.name
+    rows = "/".join(f"{job.dataset.rows(split):,}" for split in ("train", "validation", "test"))
+    lines = [
+        f"{config.name}: {kind}, {parameters:,} parameters, {job.precision.name}, on {job.devices}"
+        + (f", {job.mesh.size} used" if job.mesh.size != len(job.devices.devices) else ""),
+        f"data: {job.dataset.source.name}, {rows} rows (train/validation/test); "
+        f"{steps.total:,} steps of {config.train.global_batch_size} rows, {steps.per_epoch} an epoch",
+    ]
+    if first:
+        lines.append(f"resuming after step {first:,}; {steps.total - first:,} steps to go")
+    gpu = unused_gpu(job.devices)
+    if gpu:
+        lines.append(f"GPU seen but unused: {gpu}; this jax computes on the CPU: pip install 'jaxtrain[cuda12]'")
+    return lines + [f"note: {text}" for text in job.notes]
+
+
+def closing_lines(stop: Stop, result: dict[str, Any], folder: RunFolder) -> list[str]:
+    """The card at the end: the result, the best step, the time, what to type next."""
+    best = result["best"]
+    lines = [f"{stop.state} ({stop.reason}) in {result['seconds']:.1f} s"]
+    if best["evaluation"]:
+        value = best["evaluation"][best["metric"]]
+        lines.append(f"best step {best['step']:,}: eval/{best['metric']} {value:.4g}")
+    if "test" in result:
+        shown = [n for n in ("accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss") if n in result["test"]]
+        figures = ", ".join(f"{name} {result['test'][name]:.4f}" for name in shown[:4])
+        lines.append(f"test: {figures} ({result['rows']['test']:,} rows, read once, at the best step)")
+    lines.append(f"next: jaxtrain report {folder.id} | eval {folder.id} | resume {folder.id} --train.duration=...")
+    return lines
+
+
+def environment(job: Job) -> dict[str, Any]:
+    """Versions, machine and devices."""
+    packages = ("jaxtrain", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "devices": str(job.devices),
+        "device_count": job.mesh.size,
+        "precision": job.precision.name,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", ""),
+        "backend": jax.default_backend(),
+    }
