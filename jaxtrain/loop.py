@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from jaxtrain.core.metrics import Metrics, merge
-from jaxtrain.core.state import WINDOW, State
+from jaxtrain.core.objectives import RESERVED
+from jaxtrain.core.state import State
 
 RUN_AHEAD = 32
 """Steps that may be in flight before the loop waits for the oldest."""
@@ -44,7 +45,10 @@ Action = Stop | type[EvaluateNow] | type[SaveNow]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """figures: {name: value}. details: confusion matrix, per-class lists. rows: scores, targets, ids of real rows."""
+    """figures: {name: value}. details: confusion matrix, per-class lists.
+
+    rows: ids, targets and scores (probabilities) of the real rows, when they were asked for.
+    """
 
     figures: dict[str, float]
     details: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +166,7 @@ def evaluate(
     if metrics is not None:
         own, details = metrics.finalise(total)
         figures = {**own, **figures}
-    return Evaluation(figures, details, _kept_rows(total, ids) if keep_rows else {})
+    return Evaluation(figures, details, _kept_rows(total, ids, metrics) if keep_rows else {})
 
 
 def _deliver(hooks: Sequence[Hook], late: tuple[int, dict[str, Any]] | None) -> list[Action]:
@@ -179,7 +183,7 @@ def window_figures(metrics: dict[str, Any]) -> dict[str, float]:
     row = {name: float(v) for name, v in metrics.items() if not name.startswith("window/") and name != "loss"}
     row["loss"] = sums["loss"] / sums["weight"] if sums["weight"] else float("nan")
     for name, value in sums.items():
-        if name not in WINDOW:
+        if name not in RESERVED:
             row[name] = value / sums["count"] if sums["count"] else float("nan")
     row["skipped"] = sums["skipped"]
     if sums["overflow"]:
@@ -187,10 +191,10 @@ def window_figures(metrics: dict[str, Any]) -> dict[str, float]:
     return row
 
 
-def _kept_rows(total: dict[str, Any], ids: list[np.ndarray]) -> dict[str, np.ndarray]:
+def _kept_rows(total: dict[str, Any], ids: list[np.ndarray], metrics: Metrics | None) -> dict[str, np.ndarray]:
     rows = {"ids": np.concatenate(ids)}
-    if "rows_scores" in total:
+    if metrics is not None and "rows_scores" in total:
         real = np.concatenate(total["rows_mask"])
-        rows["scores"] = np.concatenate(total["rows_scores"])[real]
+        rows["scores"] = metrics.probabilities(np.concatenate(total["rows_scores"])[real])
         rows["targets"] = np.concatenate(total["rows_targets"])[real]
     return rows

@@ -259,7 +259,7 @@ class Muon(_Decay):
     peak_lr: Positive = _field(0.02, "the highest learning rate of the schedule, for matrices and kernels")
     momentum: Fraction = _field(0.95, "decay of the running sum of gradients")
     ns_steps: Size = _field(5, "Newton-Schulz iterations that orthogonalise the update")
-    adam_lr_factor: Positive = _field(0.1, "all that is not a matrix is trained by Adam at peak_lr times this")
+    adam_lr_factor: Positive = _field(0.1, "all that is not a matrix is trained by Nesterov Adam at peak_lr times this")
     b1: Fraction = _field(0.9, "Adam's first decay, for all that is not a matrix")
     b2: Fraction = _field(0.999, "Adam's second decay, for all that is not a matrix")
     moment_dtype: Dtype = _field("float32", "type in which the running sums are kept")

@@ -85,6 +85,10 @@ class ClassMetrics:
             state["top_k"] = jnp.sum((ahead < self.top_k) & real)
         return state
 
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """Kept scores as probabilities, [n, C]."""
+        return scores
+
     def finalise(self, total: HostState) -> tuple[dict[str, float], dict[str, Any]]:
         """Figures from the whole confusion matrix; a class with no truth and no prediction is left out of macro."""
         confusion = total["confusion"]
@@ -141,10 +145,14 @@ class BinaryMetrics:
             "fn": total(~yes & true),
             "tn": total(~yes & ~true),
             "exact": jnp.sum(jnp.all(yes == true, -1) & mask),
-            "rows_scores": jax.nn.sigmoid(outputs),
+            "rows_scores": outputs,  # logits: probabilities near 1 would tie in fp32
             "rows_targets": true,
             "rows_mask": mask,
         }
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """Kept scores as probabilities, [n, K]."""
+        return np.asarray(1.0 / (1.0 + np.exp(-scores.astype(np.float64))))
 
     def finalise(self, total: HostState) -> tuple[dict[str, float], dict[str, Any]]:
         """Figures over all rows; micro pools the labels."""
@@ -202,6 +210,10 @@ class RegressionMetrics:
             "count": count,
         }
 
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """There are none."""
+        return scores
+
     def finalise(self, total: HostState) -> tuple[dict[str, float], dict[str, Any]]:
         """MAE, RMSE over all elements; batch spreads are joined by the rule of Chan, Golub and LeVeque (1983)."""
         count = max(int(total["count"]), 1)
@@ -210,8 +222,9 @@ class RegressionMetrics:
         within = np.concatenate(total["rows_spread"]).astype(np.float64).sum(0)
         grand = (counts * means).sum(0) / count
         spread = within + (counts * (means - grand) ** 2).sum(0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r2 = 1.0 - total["squared"] / spread
+        constant = spread <= 0  # then, as in scikit-learn: 1 for a perfect prediction, else 0
+        ratio = total["squared"] / np.where(constant, 1.0, spread)
+        r2 = np.where(constant, (total["squared"] == 0).astype(float), 1.0 - ratio)
         elements = count * self.outputs
         return {
             "mae": float(total["absolute"].sum() / elements),

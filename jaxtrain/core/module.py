@@ -68,7 +68,8 @@ class ModuleDef:
         for name, leaf in self._rngs.items():
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 # By name, so that two dropouts of one module never share a mask.
-                leaves.append(jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF))
+                own = jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+                leaves.append(jax.random.split(own, leaf.shape) if leaf.shape else own)
             else:
                 leaves.append(jnp.zeros(leaf.shape, leaf.dtype))
         return leaves

@@ -20,6 +20,8 @@ import optax
 from jaxtrain.config import schema
 
 Batch = dict[str, Any]
+RESERVED = ("loss", "weight", "count", "overflow", "skipped")
+"""Names of sums that every training window has."""
 LossParts = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
 LossFn = Callable[[Any, Batch], LossParts]
 """(model, batch) -> (sum of w*l, sum of w, sums to be divided by the number of real elements)."""
@@ -45,7 +47,8 @@ def _cross_entropy(c: schema.CrossEntropy, class_weights: tuple[float, ...] | No
         loss = plain(outputs, targets)
         if c.focal_gamma:
             # Lin et al. 2017; 1 - p by expm1 keeps its digits where p is near 1.
-            loss = loss * (-jnp.expm1(-loss)) ** c.focal_gamma
+            # The floor keeps the slope of a power below 1 finite where p has rounded to 1.
+            loss = loss * jnp.maximum(-jnp.expm1(-loss), 1e-12) ** c.focal_gamma
         if c.label_smoothing:
             # Szegedy et al. 2016: the target is (1 - s) * one-hot + s / C.
             uniform = -jax.nn.log_softmax(outputs).mean(-1)
@@ -79,7 +82,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "binary": _binary,
     "mse": lambda c, _: _regression(lambda o, t: jnp.square(o - t)),
     "mae": lambda c, _: _regression(lambda o, t: jnp.abs(o - t)),
-    "huber": lambda c, _: _regression(lambda o, t: optax.huber_loss(o, t, c.delta)),
+    "huber": lambda c, _: _regression(lambda o, t: optax.huber_loss(o, t, delta=c.delta)),
 }
 
 
@@ -115,11 +118,13 @@ def built_in_loss(objective: Objective, sums: Callable[..., dict[str, jax.Array]
     def loss(model: Any, batch: Batch) -> LossParts:
         targets = batch["targets"]
         outputs = align(call_model(model, batch, takes_mask), targets, objective.task)
-        losses, weight = objective.elements(outputs, targets)
-        weight = weight * over_elements(row_weights(batch), losses)
-        # A where, not a product: what a padded row computes must not matter even when it is NaN.
-        total = jnp.sum(jnp.where(weight > 0, losses, 0.0) * weight)
-        return total, jnp.sum(weight), sums(outputs, targets, batch["mask"])
+        # Rows without weight are replaced before the loss, not after it: 0 * NaN is NaN in a gradient too.
+        rows = row_weights(batch)
+        counted = jnp.where(over_elements(rows, outputs) > 0, outputs, 0.0)
+        wanted = jnp.where(over_elements(rows, targets) > 0, targets, 0)
+        losses, weight = objective.elements(counted, wanted)
+        weight = weight * over_elements(rows, losses)
+        return jnp.sum(losses * weight), jnp.sum(weight), sums(outputs, targets, batch["mask"])
 
     return loss
 
@@ -139,12 +144,16 @@ def user_loss(function: Callable[[Any, Batch], Any]) -> LossFn:
         else:
             count = jnp.sum(batch["mask"])
             total, metrics = jnp.asarray(result, jnp.float32) * count, {}
-        total = jnp.asarray(total, jnp.float32)
-        if total.shape:
-            raise ValueError(f"loss has shape {total.shape}; a scalar is needed: take its mean or its sum")
+        total, count = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
+        for what, value in (("loss", total), ("count", count)):
+            if value.shape:
+                raise ValueError(f"{what} has shape {value.shape}; a scalar is needed: take its mean or its sum")
+        for name in metrics:
+            if name in RESERVED:
+                raise ValueError(f"a metric of the loss is named {name!r}, which the log uses itself; rename it")
         return (
             total,
-            jnp.asarray(count, jnp.float32),
+            count,
             {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()},
         )
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 GROWTH_INTERVAL = 2000  # clean updates before the scale doubles (Micikevicius et al. 2018)
-MIN_SCALE = 1.0
+MIN_SCALE, MAX_SCALE = 1.0, 2.0**24
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,7 @@ def next_scale(scale: jax.Array, good: jax.Array, finite: jax.Array) -> tuple[ja
     """(scale, clean updates so far) after an update: halve on overflow, double after GROWTH_INTERVAL clean ones."""
     good = jnp.where(finite, good + 1, 0)
     grow = good >= GROWTH_INTERVAL
-    scale = jnp.where(finite, jnp.where(grow, scale * 2, scale), jnp.maximum(scale / 2, MIN_SCALE))
+    scale = jnp.where(
+        finite, jnp.where(grow, jnp.minimum(scale * 2, MAX_SCALE), scale), jnp.maximum(scale / 2, MIN_SCALE)
+    )
     return scale, jnp.where(grow, 0, good)

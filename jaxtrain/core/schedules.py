@@ -51,8 +51,7 @@ def _piecewise(c: schema.Piecewise, peak_lr: float, total: int, steps: Steps) ->
     warmup = steps(c.warmup)
     scales: dict[int, float] = {}
     for boundary, factor in zip(c.boundaries, c.factors, strict=True):
-        # optax changes the rate after the boundary; ours is the first update with the new one.
-        at = max(steps(boundary) - warmup - 1, 0)
+        at = max(steps(boundary) - warmup, 0)
         scales[at] = scales.get(at, 1.0) * factor
     return optax.piecewise_constant_schedule(peak_lr, scales)
 

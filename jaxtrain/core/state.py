@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
-State = dict[str, Any]
+from jaxtrain.core.objectives import RESERVED
 
-WINDOW = ("loss", "weight", "count", "overflow", "skipped")
+State = dict[str, Any]
 
 
 def init_state(
@@ -34,20 +35,19 @@ def init_state(
     sums: Iterable[str] = (),
 ) -> State:
     """The state before the first step. `sums`: names of the metric sums that the objective adds to the window."""
-    zero = jnp.zeros((), jnp.int32)
     return {
-        "step": zero,
-        "updates": zero,
-        "data_offset": zero,
+        "step": _zero(),
+        "updates": _zero(),
+        "data_offset": _zero(),
         "lr_scale": jnp.ones((), jnp.float32),
         "params": params,
         "model_state": model_state,
         "opt_state": optimizer.init(params),
         # A copy: a donated buffer must not be there twice.
         "ema": {"params": _copy(params), "model_state": _copy(model_state)} if ema else {},
-        "loss_scale": {"scale": jnp.asarray(loss_scale, jnp.float32), "good": zero},
-        "guard": {"skipped": zero, "in_row": zero},
-        "window": {name: jnp.zeros((), jnp.float32) for name in (*WINDOW, *sums)},
+        "loss_scale": {"scale": jnp.asarray(loss_scale, jnp.float32), "good": _zero()},
+        "guard": {"skipped": _zero(), "in_row": _zero()},
+        "window": {name: jnp.zeros((), jnp.float32) for name in (*RESERVED, *sums)},
     }
 
 
@@ -55,6 +55,11 @@ def weights_for_evaluation(state: State) -> tuple[dict[str, Any], dict[str, Any]
     """(params, model_state) that are evaluated and exported: the averaged ones when there are any."""
     source = state["ema"] or state
     return source["params"], source["model_state"]
+
+
+def _zero() -> jax.Array:
+    # A new one each time: the state is donated, and one buffer must not be given away twice.
+    return jnp.zeros((), jnp.int32)
 
 
 def _copy(arrays: dict[str, Any]) -> dict[str, Any]:

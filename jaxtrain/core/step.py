@@ -65,7 +65,7 @@ def make_train_step(spec: StepSpec) -> Callable[[State, Batch], tuple[State, Ste
         weight = jnp.where(weight > 0, weight, 1.0)
         loss = total / weight
         grads = jax.tree.map(lambda g: g * (1.0 / (weight * scale)), grads)
-        grad_norm = optax.global_norm(grads)
+        grad_norm = optax.tree.norm(grads)
         finite = guard.is_finite(loss, grad_norm)
         if spec.clip_norm:
             shrink = jnp.minimum(1.0, spec.clip_norm / (grad_norm + 1e-6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ _LABELLED = 60
 def confusion_image(confusion: list[list[int]], class_names: Sequence[str] | None) -> np.ndarray:
     """Bytes [H, W, 3]. Rows are the truth, columns the prediction; the colour is the share of the row (recall)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     counts = np.asarray(confusion, np.int64)
@@ -24,7 +26,9 @@ def confusion_image(confusion: list[list[int]], class_names: Sequence[str] | Non
     figure = Figure(figsize=(side + 0.9, side), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
-    drawn = axes.imshow(shares(counts), cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
+    # The square root makes a share of a few per cent visible: the mistakes are what one looks for.
+    part = shares(counts)
+    drawn = axes.imshow(part, cmap="Blues", norm=PowerNorm(0.5, 0.0, 1.0), interpolation="nearest")
     figure.colorbar(drawn, ax=axes, label="share of the true class", fraction=0.046, pad=0.03)
     places = np.arange(0, classes, -(-classes // _LABELLED)) if classes else np.arange(0)
     size = float(np.clip(150.0 / max(classes, 1), 5.5, 10.0))
@@ -35,11 +39,12 @@ def confusion_image(confusion: list[list[int]], class_names: Sequence[str] | Non
     axes.set(xlabel="predicted", ylabel="true", title=f"{int(np.trace(counts)):,} of {int(counts.sum()):,} right")
     if classes <= ANNOTATED:
         for row, column in np.argwhere(counts):
-            dark = shares(counts)[row, column] > 0.5
-            text, colour = f"{counts[row, column]:,}", "white" if dark else "#1b2733"
+            text, colour = f"{counts[row, column]:,}", "white" if part[row, column] > 0.3 else "#1b2733"
             size = float(np.clip(150.0 / classes / max(len(text) / 3, 1), 5.0, 11.0))
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
-    canvas.draw()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name in a script that the font lacks shows as boxes
+        canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
