@@ -1,14 +1,15 @@
 """Curves as inline SVG: crisp at any size, coloured by the page's style sheet, so light, dark and print all fit.
 
 In: series of metrics.jsonl. Out: one `<svg>`. A curve has gaps where values are not finite; a long one is thinned to
-what a screen shows, the lowest and the highest value of each bucket kept, so that no spike is lost.
+what a screen shows: the mean of each bucket, on a pale line through its lowest and highest value, so that no spike is
+lost.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 import numpy as np
@@ -18,6 +19,8 @@ from jaxtrain.report.record import Series, figure
 BUCKETS = 300
 _LOG_FROM = 30.0
 """A positive curve whose values span more than this factor is drawn on a logarithmic axis."""
+_TINY, _HUGE = 1e-200, 1e200
+"""Where arithmetic on an axis would under- or overflow."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,16 @@ class Marks:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where numbers lie: plot area in SVG units, ranges of both axes."""
+    """Where numbers lie: plot area in SVG units, ranges of both axes, the marked values of y."""
 
     width: int
     height: int
     x: tuple[float, float]
     y: tuple[float, float]
+    marked: tuple[float, ...]
     log: bool
 
-    left, right, top, bottom = 58, 14, 32, 44
+    left, right, top, bottom = 70, 14, 32, 44
 
     def across(self, step: float) -> float:
         low, high = self.x
@@ -64,6 +68,7 @@ class _Frame:
 
 def chart(title: str, lines: Sequence[Line], marks: Marks, *, small: bool = False, best: bool = True) -> str:
     """One SVG; empty when no value of any line is finite."""
+    lines = [replace(line, series=_bounded(line.series)) for line in lines]
     finite = [line.series.values[~np.isnan(line.series.values)] for line in lines]
     values = np.concatenate(finite) if finite else np.zeros(0)
     if not len(values):
@@ -73,8 +78,10 @@ def chart(title: str, lines: Sequence[Line], marks: Marks, *, small: bool = Fals
     if best and marks.best is not None:
         parts.append(_vertical(frame, marks.best, "best", f"best step {marks.best:,}"))
     for line in lines:
-        data = thin(line.series)
-        parts.append(f'<path class="curve {line.colour}" d="{_path(frame, data)}"/>')
+        extremes, middle = thin(line.series), means(line.series)
+        if middle is not line.series:
+            parts.append(f'<path class="curve {line.colour} noise" d="{_path(frame, extremes)}"/>')
+        parts.append(f'<path class="curve {line.colour}" d="{_path(frame, middle)}"/>')
         value = line.series.at(marks.best) if best and marks.best is not None else None
         if value is not None and marks.best is not None and line.colour != "train":
             tip = escape(f"{line.label} {figure(value)} at the best step {marks.best:,}")
@@ -86,37 +93,44 @@ def chart(title: str, lines: Sequence[Line], marks: Marks, *, small: bool = Fals
 
 
 def thin(series: Series, buckets: int = BUCKETS) -> Series:
-    """At most about two points a bucket of steps: its lowest and highest value in their order; a bucket of NaN stays."""
+    """Two points a bucket of steps at most, its lowest and highest value in their order; a bucket of NaN is a gap."""
     steps, values = series.steps, series.values
     if len(steps) <= 2 * buckets:
         return series
-    edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], buckets + 1)[1:-1])
     kept = {0, len(steps) - 1}
-    for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(steps)], strict=True):
+    for low, high in _buckets(steps, buckets):
         part = values[low:high]
-        if not len(part):
-            continue
-        if np.isnan(part).all():
-            kept.add(low)
-            continue
-        kept |= {low + int(np.nanargmin(part)), low + int(np.nanargmax(part))}
+        gap = np.isnan(part).all()
+        kept |= {low} if gap else {low + int(np.nanargmin(part)), low + int(np.nanargmax(part))}
     index = np.array(sorted(kept))
     return Series(series.name, steps[index], values[index])
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
+def means(series: Series, buckets: int = BUCKETS) -> Series:
+    """The mean of each bucket at its middle step; NaN where all are. A short series is itself."""
+    steps, values = series.steps, series.values
+    if len(steps) <= 2 * buckets:
+        return series
+    places = _buckets(steps, buckets)
+    parts = [values[low:high][~np.isnan(values[low:high])] for low, high in places]
+    middle = np.array([steps[low:high].mean() for low, high in places])
+    return Series(series.name, middle, np.array([part.mean() if len(part) else np.nan for part in parts]))
+
+
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
     """Round numbers (1, 2, 5 times a power of ten) from at or below `low` to at or above `high`."""
     step = _nice((high - low) / max(about - 1, 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 times them when there are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    if last - first > 3:
-        return [10.0**e for e in range(first, last + 1, -(-(last - first) // 6))]
-    fine = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
+    """Powers of ten between `low` and `high`, with 2 and 5 times them when there are few."""
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    if last - first >= 3:
+        fine = [float(f"1e{e}") for e in range(first, last + 1, -(-(last - first) // 7))]
+    else:
+        fine = [float(f"{m}e{e}") for e in range(first - 1, last + 1) for m in (1, 2, 5)]
     inside = [t for t in fine if low <= t <= high]
     return inside if len(inside) >= 2 else [low, high]
 
@@ -130,6 +144,16 @@ def tick_text(value: float) -> str:
     return text.replace("e-0", "e-").replace("e+0", "e")
 
 
+def _buckets(steps: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Ranges of places, [low, high), that hold equal spans of steps; empty ones are left out."""
+    edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], count + 1)[1:-1]).tolist()
+    return [(low, high) for low, high in zip([0, *edges], [*edges, len(steps)], strict=True) if low < high]
+
+
+def _bounded(series: Series) -> Series:
+    return replace(series, values=np.clip(series.values, -_HUGE, _HUGE))
+
+
 def _nice(raw: float) -> float:
     power = 10.0 ** math.floor(math.log10(raw))
     return next((m * power for m in (1, 2, 5) if raw <= m * power * 1.0001), 10 * power)
@@ -137,26 +161,26 @@ def _nice(raw: float) -> float:
 
 def _frame(values: np.ndarray, marks: Marks, small: bool) -> _Frame:
     low, high = float(values.min()), float(values.max())
-    log = low > 0 and high / low >= _LOG_FROM
-    if not log:
+    log = low > _TINY and high / low >= _LOG_FROM
+    if log:
+        low, high = low / 1.15, high * 1.15
+        marked = log_ticks(low, high)
+    else:
         room = (high - low) or abs(high) * 0.1 or 1.0
         low, high = (low, high) if high > low else (low - room / 2, high + room / 2)
         # Many axes are honest only from zero, when it is near.
         low = 0.0 if 0 < low < 0.35 * high else low
-        marked = ticks(low, high)
-        low, high = marked[0], marked[-1]
-    else:
-        low, high = low / 1.15, high * 1.15
+        low, high = low - (0.04 * room if low else 0.0), high + 0.04 * room
+        marked = [t for t in ticks(low, high) if low <= t <= high]
     first, last = (marks.first, marks.last) if marks.last > marks.first else (marks.first - 0.5, marks.first + 0.5)
     size = (360, 220) if small else (520, 290)
-    return _Frame(*size, (first, last), (low, high), log)
+    return _Frame(*size, (first, last), (low, high), tuple(marked), log)
 
 
 def _grid(frame: _Frame, title: str) -> list[str]:
-    marked = log_ticks(*frame.y) if frame.log else ticks(*frame.y)
     right, floor = frame.width - frame.right, frame.height - frame.bottom
     parts = []
-    for value in marked:
+    for value in frame.marked:
         y = frame.down(value)
         parts.append(f'<path class="grid" d="M{frame.left} {y:.1f}H{right}"/>')
         parts.append(f'<text x="{frame.left - 7}" y="{y + 4:.1f}" text-anchor="end">{tick_text(value)}</text>')
@@ -168,7 +192,7 @@ def _grid(frame: _Frame, title: str) -> list[str]:
     middle = (frame.left + right) / 2
     parts.append(f'<text class="name" x="{middle:.0f}" y="{frame.height - 6}" text-anchor="middle">step</text>')
     y_name = escape(title + (" (log)" if frame.log else ""))
-    turn = f'transform="translate(13 {(frame.top + floor) / 2:.0f}) rotate(-90)"'
+    turn = f'transform="translate(11 {(frame.top + floor) / 2:.0f}) rotate(-90)"'
     return [*parts, f'<text class="name" {turn} text-anchor="middle">{y_name}</text>']
 
 

@@ -20,7 +20,9 @@ def confusion_image(confusion: list[list[int]], class_names: Sequence[str] | Non
 
     counts = np.asarray(confusion, np.int64)
     classes = len(counts)
-    names = [_short(n) for n in class_names] if class_names else [str(i) for i in range(classes)]
+    # A dollar sign would begin matplotlib's formula mode.
+    shown = [shorten(n, 18).replace("$", r"\$") for n in class_names or ()]
+    names = shown or [str(i) for i in range(classes)]
     longest = max((len(n) for n in names), default=1)
     side = float(np.clip(2.2 + 0.42 * classes, 4.2, 11.0))
     figure = Figure(figsize=(side + 0.9, side), dpi=110, layout="constrained")
@@ -53,7 +55,9 @@ def shares(counts: np.ndarray) -> np.ndarray:
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
-def _short(name: str, longest: int = 18) -> str:
-    # A dollar sign would begin matplotlib's formula mode.
-    text = name if len(name) <= longest else name[: longest - 1] + "…"
-    return text.replace("$", r"\$")
+def shorten(name: str, longest: int) -> str:
+    """A long name without its middle: names of classes differ at their start or their end."""
+    if len(name) <= longest:
+        return name
+    tail = (longest - 1) // 2
+    return f"{name[: longest - 1 - tail]}…{name[-tail:]}"

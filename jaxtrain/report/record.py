@@ -171,7 +171,8 @@ def figure(value: Any) -> str:
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if value == 0 or 1e-2 <= abs(value) < 1e4:
-        return f"{value:.4f}"
+        # Almost 1 is not 1: an AUROC of 0.99997 must not read as perfect.
+        return f"{value:.4f}" if value == 1.0 or f"{value:.4f}" != "1.0000" else f"{value:.6g}"
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
@@ -229,11 +230,11 @@ def _without_test(record: Record) -> str:
     if record.result:
         rows = record.result.get("rows", {})
         if record.best:
-            value = figure(record.best.get(record.metric[5:]))
+            reached = figure(record.best.get(record.metric[5:]))
             count = len(record.series(record.metric).steps)
             return (
-                f"No test figure: this run has no test rows. Best {record.metric} {value} at step {record.best_step:,} "
-                f"of {count:,} evaluations; it chose the step, so it flatters"
+                f"No test figure: this run has no test rows. Best {record.metric} {reached} at step "
+                f"{record.best_step:,}, of {count:,} evaluations; it chose the step, so it flatters"
             )
         missing = "neither validation nor test rows" if not rows.get("validation") else "no evaluation and no test rows"
         return f"No test figure: this run has {missing}; the last checkpoint is of step {record.best_step:,}"

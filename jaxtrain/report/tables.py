@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.hooks.folder import RunFolder
-from jaxtrain.report.confusion import ANNOTATED, shares
+from jaxtrain.report.confusion import ANNOTATED, shares, shorten
 from jaxtrain.report.record import Record, figure
 
 _DRAWN = 100
@@ -103,10 +103,11 @@ def journal_html(record: Record) -> str:
 def _matrix(counts: np.ndarray, names: list[str]) -> str:
     classes = len(counts)
     cell = max(6.0, min(38.0, 620.0 / classes)) if classes > 2 else 80.0
-    shown = [n if len(n) <= 14 else n[:13] + "…" for n in names]
+    shown = [shorten(n, 14) for n in names]
     margin = 34 + 7.2 * max(len(n) for n in shown)
     every = math.ceil(13.0 / cell)
-    side = margin + classes * cell + 4
+    whole = classes * cell
+    side = margin + whole + 4
     part = shares(counts)
     # Cells of one strength are one path: a matrix of 100 classes stays small.
     paths: dict[tuple[str, int], list[str]] = {}
@@ -114,9 +115,7 @@ def _matrix(counts: np.ndarray, names: list[str]) -> str:
         strength = max(1, math.ceil(10 * math.sqrt(part[row, column])))
         where = f"M{margin + column * cell:.1f} {margin + row * cell:.1f}h{cell:.1f}v{cell:.1f}h-{cell:.1f}z"
         paths.setdefault(("right" if row == column else "bad", strength), []).append(where)
-    parts = [
-        f'<rect class="plate" x="{margin:.1f}" y="{margin:.1f}" width="{classes * cell:.1f}" height="{classes * cell:.1f}"/>'
-    ]
+    parts = [f'<rect class="plate" x="{margin:.1f}" y="{margin:.1f}" width="{whole:.1f}" height="{whole:.1f}"/>']
     parts += [f'<path class="{kind}" fill-opacity="{s / 10:g}" d="{"".join(d)}"/>' for (kind, s), d in paths.items()]
     if classes <= ANNOTATED:
         for row, column in np.argwhere(counts):
@@ -132,7 +131,7 @@ def _matrix(counts: np.ndarray, names: list[str]) -> str:
         turn = f'transform="translate({middle + 4:.1f} {margin - 6:.1f}) rotate(-90)"'
         flat = f'x="{middle:.1f}" y="{margin - 8:.1f}" text-anchor="middle"'
         parts.append(f"<text {flat if max(map(len, shown)) <= 3 and every == 1 else turn}>{escape(shown[i])}</text>")
-    centre = margin + classes * cell / 2
+    centre = margin + whole / 2
     parts.append(f'<text class="name" x="{centre:.1f}" y="13" text-anchor="middle">predicted</text>')
     parts.append(
         f'<text class="name" transform="translate(13 {centre:.1f}) rotate(-90)" text-anchor="middle">true</text>'
@@ -159,8 +158,9 @@ def _pairs(counts: np.ndarray, names: list[str]) -> str:
             )
     if not rows:
         return "<p>No row is confused with another class.</p>"
-    head = '<thead><tr><th scope="col">true → predicted</th><th scope="col">rows</th><th scope="col">of the class</th></tr></thead>'
-    return f'<table class="figures"><caption>Confused most</caption>{head}<tbody>{"".join(rows)}</tbody></table>'
+    head = "".join(f'<th scope="col">{c}</th>' for c in ("true → predicted", "rows", "of the class"))
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f'<table class="figures"><caption>Confused most</caption>{body}</table>'
 
 
 def _picture(folder: RunFolder, image: Any, words: str) -> str:

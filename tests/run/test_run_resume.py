@@ -1,0 +1,201 @@
+"""Run k + resume = run n, bit for bit: state, metrics.jsonl outside time/, best step, patience."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_helpers import TINY, differing, host, rows_without_time, stop_at, tiny
+
+import jaxtrain as jt
+from jaxtrain.checkpoint import Checkpoints
+from jaxtrain.config import load
+from jaxtrain.core.schedules import SCHEDULES, make_schedule
+from jaxtrain.data.order import batch_rows
+
+# Everything that has a memory: BatchNorm, dropout, EMA, augmentation, accumulation, patience, a moving optimizer.
+RICH = {
+    "model.kind": "cnn",
+    "model.channels": [4],
+    "model.dense": [8],
+    "model.dropout": 0.2,
+    "augment.shift": 1,
+    "train.ema_decay": 0.9,
+    "train.micro_batch_size": 32,
+    "early_stopping.patience": 3,
+    "optimizer.peak_lr": 0.02,
+    "optimizer.clip_norm": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> jt.Run:
+    return tiny(tmp_path_factory.mktemp("whole") / "run", **RICH)
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 15, 23])
+def test_stopped_and_resumed_equals_uninterrupted(
+    whole: jt.Run, k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(monkeypatch, k)
+    with tiny(tmp_path / "run", **RICH) as stopped:
+        assert stopped.exit_code == 130
+        assert int(stopped.state["step"]) == k
+        assert differing(stopped.state, whole.state) != []  # the control: it is not there yet
+    monkeypatch.undo()
+    resumed = jt.resume(tmp_path / "run", quiet=True)
+    assert differing(resumed.state, whole.state) == []
+    assert rows_without_time(resumed) == rows_without_time(whole)
+    assert resumed.result["best"] == whole.result["best"]
+    assert resumed.test == whole.test
+    assert _saved_hooks(resumed) == _saved_hooks(whole)
+
+
+def _saved_hooks(run: jt.Run) -> dict[str, object]:
+    newest = sorted((run.path / "checkpoints").glob("[0-9]*"))[-1]
+    return json.loads((newest / "meta.json").read_text())["hooks"]
+
+
+def test_patience_counts_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {
+        "evaluate.every": 2,
+        "early_stopping.patience": 3,
+        "early_stopping.min_delta": 10.0,  # only the first evaluation can be an improvement
+        "log.every": 1,
+    }
+    whole = tiny(tmp_path / "whole", **options)
+    assert whole.stop.state == "early_stop"
+    assert int(whole.state["step"]) == 8  # the first at 2, then 4, 6, 8 without improvement
+    stop_at(monkeypatch, 5)
+    tiny(tmp_path / "run", **options)
+    monkeypatch.undo()
+    resumed = jt.resume(tmp_path / "run", quiet=True)
+    assert int(resumed.state["step"]) == 8
+    assert resumed.stop.reason == whole.stop.reason
+
+
+SCHEDULE_OPTIONS = {
+    "constant": {"schedule.warmup": 3},
+    "linear": {"schedule.warmup": 3},
+    "cosine": {"schedule.warmup": 3, "schedule.end_factor": 0.1},
+    "one_cycle": {},
+    "wsd": {"schedule.warmup": 3, "schedule.decay": 5},
+    "exponential": {"schedule.decay_every": 4},
+    "piecewise": {"schedule.boundaries": [4, 9], "schedule.factors": [0.5, 0.1]},
+    "inverse_sqrt": {"schedule.warmup": 3, "schedule.timescale": 4},
+}
+
+
+def test_all_schedules_are_tried() -> None:
+    assert SCHEDULE_OPTIONS.keys() == SCHEDULES.keys()
+
+
+@pytest.mark.parametrize("kind", SCHEDULE_OPTIONS)
+def test_learning_rate_is_right_at_every_step_across_a_resume(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"schedule.kind": kind, **SCHEDULE_OPTIONS[kind], "train.duration": 12, "log.every": 1}
+    stop_at(monkeypatch, 7)
+    tiny(tmp_path / "run", **options).close()
+    monkeypatch.undo()
+    run = jt.resume(tmp_path / "run", quiet=True)
+    config = load(TINY, options.items())
+    schedule = make_schedule(config.schedule, config.optimizer.peak_lr, total_steps=12, steps_per_epoch=17)
+    rates = {row["step"]: row["train/lr"] for row in run.metrics() if "train/lr" in row}
+    assert list(rates) == list(range(1, 13))
+    expected = [float(schedule(n)) for n in range(12)]
+    np.testing.assert_allclose(list(rates.values()), expected, rtol=1e-6)
+    restarted = [float(schedule(n)) for n in (*range(7), *range(5))]
+    if kind != "constant":
+        assert not np.allclose(list(rates.values()), restarted)  # the control: beginning again would show
+
+
+def test_fault_loop_lr_resume(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after step 37 of 100: the next update uses lr[37]; accumulation does not move the schedule faster."""
+    table = np.loadtxt(shared / "faults/loop_lr_resume/lr_expected.csv", delimiter=",", skiprows=1)
+    options = {
+        "optimizer.kind": "sgd",
+        "optimizer.peak_lr": 0.1,
+        "schedule.warmup": 10,
+        "schedule.end_factor": 0.01,
+        "train.duration": 100,
+        "train.micro_batch_size": 16,
+        "evaluate.every": 50,
+        "log.every": 1,
+    }
+    stop_at(monkeypatch, 37)
+    tiny(tmp_path / "run", **options).close()
+    monkeypatch.undo()
+    run = jt.resume(tmp_path / "run", quiet=True)
+    rates = [row["train/lr"] for row in run.metrics() if "train/lr" in row]
+    np.testing.assert_allclose(rates, table[:100, 1], rtol=1e-5)
+
+
+def test_a_longer_duration_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny(tmp_path / "run").close()
+    capfd.readouterr()
+    run = jt.resume(tmp_path / "run", **{"train.duration": 30})
+    said = capfd.readouterr().err
+    assert "changed: train.duration 24 -> 30; the schedule is drawn anew over the new length" in said
+    assert int(run.state["step"]) == 30
+    steps = [row["step"] for row in run.metrics()]
+    assert steps == sorted(steps)
+    names = [(row["step"], name) for row in run.metrics() for name in row if name not in ("step", "epoch")]
+    assert len(names) == len(set(names))
+
+
+def test_fault_loop_resume_mid_epoch(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """23 rows, batch 4, 3 epochs: stopped after any step, the rows and the final parameters are the same."""
+    table = np.loadtxt(shared / "faults/loop_resume_mid_epoch/ids.csv", delimiter=",", skiprows=1)
+    arrays = {"inputs": table[:, 1:2].astype(np.float32), "targets": table[:, 2].astype(np.int64), "split": np.zeros(23)}
+    arrays["split"] = arrays["split"].astype(np.int8)
+    options = {"train.duration": "3ep", "train.global_batch_size": 4, "checkpoint.every": 1, "checkpoint.keep_last": 99}
+    trainer = jt.Trainer(TINY, data=arrays, **options)
+    whole = trainer.fit(run_dir=tmp_path / "whole", quiet=True)
+    assert int(whole.state["step"]) == 18
+    job = whole.job
+    store = Checkpoints(whole.path / "checkpoints", metric="loss", mode="min")
+    feed = job.feeder()
+    for sealed in store.steps()[:-1]:
+        state = store.restore(sealed, job.abstract_state)
+        for step in range(sealed.step, 18):
+            state, _ = job.advance(state, feed(step))
+        assert differing(state, whole.state) == [], sealed.step
+    epochs = [[], [], []]
+    for position in range(18):
+        rows, mask, epoch = batch_rows(0, position, 23, 4)
+        epochs[int(epoch)] += rows[mask].tolist()
+    assert [sorted(epoch) for epoch in epochs] == [list(range(23))] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_a_resume_with_other_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    stop_at(monkeypatch, 5)
+    jt.Trainer(TINY, data=(inputs, targets)).fit(run_dir=tmp_path / "run", quiet=True).close()
+    monkeypatch.undo()
+    inputs[3, 0] += 1e-3
+    with pytest.raises(jt.ConfigError, match="has changed since step 5 was saved"):
+        jt.Trainer(TINY, data=(inputs, targets)).resume(tmp_path / "run", quiet=True)
+    inputs[3, 0] -= 1e-3
+
+
+def test_a_corrupt_newest_step_is_set_aside_and_the_end_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tiny(tmp_path / "whole")
+    stop_at(monkeypatch, 20)
+    tiny(tmp_path / "run", **{"checkpoint.every": 6}).close()
+    monkeypatch.undo()
+    newest = sorted((tmp_path / "run/checkpoints").glob("[0-9]*"))[-1]
+    victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+    resumed = jt.resume(tmp_path / "run", quiet=True)
+    assert (tmp_path / "run/checkpoints" / f".quarantine-{newest.name}").is_dir()
+    assert host(resumed.state["params"]).keys() == host(whole.state["params"]).keys()
+    assert differing(resumed.state, whole.state) == []

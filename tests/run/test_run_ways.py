@@ -1,0 +1,171 @@
+"""The three ways in: command, jt.train, jt.Trainer; and what a run gives back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from run_helpers import TINY, differing, tiny
+
+import jaxtrain as jt
+from jaxtrain.checkpoint import Checkpoints
+
+FLAGS = ["--model.kind=mlp", "--model.hidden=[32]", "--augment.shift=0", "--train.duration=40"]
+KEYS = {"model.kind": "mlp", "model.hidden": [32], "augment.shift": 0, "train.duration": 40}
+
+
+class Net(nnx.Module):
+    """The mlp of the tests, written by a user."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        he = nnx.initializers.he_normal()
+        self.layers = nnx.List([nnx.Linear(64, 32, kernel_init=he, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.head = nnx.Linear(32, 10, kernel_init=he, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = jax.nn.relu(self.layers[0](x.reshape(x.shape[0], -1)))
+        return self.head(self.dropout(x))
+
+
+def own_loss(model: Net, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    mask = batch["mask"].astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["inputs"]), batch["targets"])
+    return jnp.sum(losses * mask), jnp.sum(mask), {}
+
+
+def test_command_function_trainer_and_own_module_end_with_the_same_parameters(tmp_path: Path) -> None:
+    place = tmp_path / "command"
+    command = [sys.executable, "-m", "jaxtrain", "train", "digits", *FLAGS, f"--run-dir={place}", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(place)
+    function = jt.train("digits", run_dir=tmp_path / "function", quiet=True, **KEYS)
+    trainer = jt.Trainer("digits", **KEYS).fit(run_dir=tmp_path / "trainer", quiet=True)
+    own = jt.Trainer("digits", model=lambda rngs: Net(rngs), loss=own_loss, **KEYS).fit(
+        run_dir=tmp_path / "own", quiet=True
+    )
+    store = Checkpoints(place / "checkpoints", metric="loss", mode="min")
+    from_command = store.restore(store.get("last"), function.job.abstract_state)
+    assert differing(from_command, function.state) == []
+    assert differing(trainer.state, function.state) == []
+    assert differing(own.state["params"], function.state["params"]) == []
+    assert own.test["accuracy"] == function.test["accuracy"]
+    other = jt.train("digits", run_dir=tmp_path / "other", quiet=True, **KEYS, **{"train.seed": 1})
+    assert differing(other.state["params"], function.state["params"]) != []  # the control
+
+
+def test_a_module_instance_starts_from_its_own_arrays(tmp_path: Path) -> None:
+    module = Net(nnx.Rngs(7))
+    kernel = np.array(module.head.kernel[...])
+    with jt.Trainer(TINY, model=module, **{"optimizer.kind": "sgd", "optimizer.peak_lr": 1e-9}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    ) as run:
+        np.testing.assert_allclose(run.state["params"]["head.kernel"], kernel, atol=1e-6)
+        np.testing.assert_array_equal(module.head.kernel[...], kernel)  # the user's module is left alone
+
+
+def test_own_arrays_train_and_predict_with_their_words(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(300, 5)) + 3.0
+    targets = np.where(inputs[:, 0] > 3.0, "high", "low")
+    run = jt.Trainer(TINY, data=(inputs, targets), **{"train.duration": "60ep", "optimizer.peak_lr": 0.01}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    )
+    assert run.test["accuracy"] >= 0.9
+    model = jt.load_model(tmp_path / "run")
+    assert model.class_names == ("high", "low")
+    assert model.predict(np.array([[5.0, 3, 3, 3, 3], [1.0, 3, 3, 3, 3]])) == ["high", "low"]
+    with pytest.raises(jt.ConfigError, match=r"inputs have shape \[2, 4\]; allowed: \[B, 5\]"):
+        model(np.zeros((2, 4)))
+
+
+def test_load_model_gives_the_averaged_weights_of_the_best_step(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", **{"train.ema_decay": 0.9})
+    best = run.result["best"]["step"]
+    model = jt.load_model(tmp_path / "run")
+    assert model.step == best
+    dataset = run.job.dataset
+    rows = dataset.read("test", np.arange(dataset.rows("test")))
+    accuracy = float((model(rows["inputs"]).argmax(-1) == rows["targets"]).mean())
+    assert accuracy == pytest.approx(run.test["accuracy"], abs=1e-9)
+    raw = run.state["params"]["head.kernel"]
+    assert not np.array_equal(jt.load_model(tmp_path / "run", "last").module.head.kernel[...], raw)  # not the raw ones
+
+
+def test_evaluate_run_repeats_the_test_figures(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run")
+    evaluation, sealed = jt.evaluate_run(tmp_path / "run", "test")
+    assert sealed.step == run.result["best"]["step"]
+    assert evaluation.figures == run.test
+    with pytest.raises(jt.ConfigError, match="split 'tset' is not allowed"):
+        jt.evaluate_run(tmp_path / "run", "tset")
+
+
+def test_close_gives_the_device_memory_back(tmp_path: Path) -> None:
+    tiny(tmp_path / "warm").close()
+    before = len(jax.live_arrays())
+    with tiny(tmp_path / "run"):
+        assert len(jax.live_arrays()) > before + 10
+    assert len(jax.live_arrays()) == before
+
+
+def test_the_state_given_to_a_step_is_donated(tmp_path: Path) -> None:
+    with tiny(tmp_path / "run") as run:
+        state = run.job.init()
+        kernel = state["params"]["head.kernel"]
+        run.job.advance(state, run.job.feeder()(0))
+        assert kernel.is_deleted()
+
+
+@pytest.mark.parametrize("rows", [64, 65, 70, 71])
+def test_one_train_and_one_eval_executable(rows: int, tmp_path: Path) -> None:
+    """Whatever the last batch holds; and the evaluations of both splits share one."""
+    rng = np.random.default_rng(rows)
+    total = rows + 40
+    split = np.array([0] * rows + [1] * 17 + [2] * 23, np.int8)
+    data = {"inputs": rng.normal(size=(total, 4)).astype(np.float32), "targets": rng.integers(0, 3, total)}
+    with jt.Trainer(TINY, data={**data, "split": split}, **{"evaluate.batch_size": 16}).fit(
+        run_dir=tmp_path / "run", quiet=True
+    ) as run:
+        assert run.job.advance._cache_size() == 1
+        assert run.job.eval_step._cache_size() == 1
+        assert run.result["rows"] == {"train": rows, "validation": 17, "test": 23}
+
+
+def test_feeds_give_the_same_run(tmp_path: Path) -> None:
+    runs = {f: tiny(tmp_path / f, **{"data.feed": f}) for f in ("resident", "direct", "prefetch")}
+    assert runs["resident"].job.feed_kind == "resident"
+    assert differing(runs["direct"].state, runs["prefetch"].state) == []
+    assert differing(runs["direct"].state, runs["resident"].state) == []
+    assert runs["direct"].test == runs["resident"].test
+
+
+def test_test_split_is_read_once_on_the_best_sealed_step(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", **{"optimizer.peak_lr": 0.05, "train.duration": 60, "evaluate.every": 4})
+    losses = {row["step"]: row["eval/loss"] for row in run.metrics() if "eval/loss" in row}
+    assert run.result["best"]["step"] == min(losses, key=losses.get)
+    tested = [row for row in run.metrics() if "test/loss" in row]
+    assert [row["test/best_step"] for row in tested] == [run.result["best"]["step"]]
+
+
+def test_a_run_that_is_never_finite_ends_with_78_and_no_claim(tmp_path: Path) -> None:
+    def nan_loss(model: Net, batch: dict[str, jax.Array]) -> jax.Array:
+        return jnp.mean(model(batch["inputs"])) * jnp.nan
+
+    with jt.Trainer(TINY, model=lambda rngs: Net(rngs), loss=nan_loss).fit(run_dir=tmp_path / "run", quiet=True) as run:
+        assert run.exit_code == 78
+        assert run.test == {}
+        assert "skipped" not in run.stop.reason
+        assert int(run.state["updates"]) == 0
+        rows = [row for row in run.metrics() if "train/skipped" in row]
+        assert rows[0]["train/skipped"] == 1
+        assert np.isnan(rows[0]["train/loss"])  # told, not hidden
+    status = jt.load_run(tmp_path / "run")
+    assert status.stop.state == "failed"
