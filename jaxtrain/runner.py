@@ -155,6 +155,7 @@ def resume(
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
         return Run(folder, stop, folder.read_result())
     tell_changes(changed, session.console)
+    folder.result.unlink(missing_ok=True)  # it spoke of the shorter run
     folder.truncate(sealed.step, job.steps.log_every, job.steps.evaluate_every)
     folder.note("resume", step=sealed.step, changes={k: list(v) for k, v in changed.items()})
     write_text(folder.resolved, dump(after))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,8 @@ from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
 from jaxtrain.models import summary
 from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
 from jaxtrain.words import closing_lines, opening_lines
+
+log = logging.getLogger("jaxtrain")
 
 
 class Session:
@@ -76,6 +79,7 @@ class Session:
             board.finish()
             for hook in hooks:
                 hook.close(stop)
+            self._report()
             self.store.close()
             signals.restore()
             log_file.close()
@@ -147,6 +151,8 @@ class Session:
         assert best is not None
         result: dict[str, Any] = {
             "best": {"step": best.step, "metric": config.evaluate.metric, "evaluation": best.meta["evaluation"]},
+            "steps": {"done": step, "planned": job.steps.total},
+            "data": job.dataset.source.name,
             "class_names": job.dataset.schema.class_names,
             "rows": {name: job.dataset.rows(name) for name in ("train", "validation", "test")},
             "parameters": sum(row[2] for row in summary.rows(job.module.params)),
@@ -165,15 +171,21 @@ class Session:
                 self._jsonl().write(step, {**named, "test/best_step": best.step})
                 board.scalars(step, named)
                 board.hparams(flat_config(config), named)
-            if "confusion" in evaluation.details:
+            if board.enabled and "confusion" in evaluation.details:
                 names = job.dataset.schema.class_names
                 board.image("confusion", confusion_image(evaluation.details["confusion"], names), step)
         result["seconds"] = time.monotonic() - begun
         write_json(folder.result, strict(result))
-        write_report(folder)
         for text in closing_lines(stop, result, folder):
             self.console.line(text)
         return stop, result
+
+    def _report(self) -> None:
+        """The report of what there is, also after a stop; like every writer, it never takes a run down."""
+        try:
+            write_report(self.folder)
+        except Exception as error:
+            log.warning("the report was not written: %s: %s", type(error).__name__, error)
 
     def _saver(self) -> Saver:
         steps, config = self.job.steps, self.job.config

@@ -1,6 +1,7 @@
-"""The console, on stderr: on a terminal one live table, piped plain lines without escape codes.
+"""The console, on stderr: on a terminal one live table, elsewhere (pipe, TERM=dumb) plain lines without escape codes.
 
-Nothing is silent for long: compiling, evaluating and training all tick. Wall time is read here and nowhere decides.
+Nothing is silent for long: from `open` to `shut` there is always a phase or a running step, and it ticks. run.log gets
+the same lines on a terminal and in a pipe. Wall time is read here and decides nothing.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from jaxtrain.hooks.control import BestSoFar
@@ -25,25 +27,33 @@ from jaxtrain.loop import Evaluation, Hook
 
 log = logging.getLogger("jaxtrain")
 
-_FIRST_MINUTE, _LATER = 2.0, 10.0
+_CALM = ((60.0, 2.0), (600.0, 10.0), (math.inf, 60.0))
+"""(seconds since `open`, seconds between lines up to then)."""
+_POLL = 0.25
+_HIDDEN = ("in_row", "skipped", "overflow")
+_LAST = ("lr", "grad_norm")
 
 
 class Console(Hook):
     """Shows one run. Also usable by itself for phases and lines before the run begins."""
 
     def __init__(self, metric: str, mode: str, rich: RichConsole | None = None, quiet: bool = False) -> None:
-        self.rich = rich or RichConsole(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        # Decided by the stream itself: FORCE_COLOR, which CI systems set, must not start a live table in a log file.
+        terminal = sys.stderr.isatty()
+        self.rich = rich or RichConsole(
+            stderr=True, highlight=False, soft_wrap=not terminal, force_terminal=terminal, quiet=quiet
+        )
         self._metric = metric
         self._handler = _Handler(self)
-        self._phase: tuple[str, float] | None = None
-        self._begun = time.monotonic()
+        self._begun = self._told = self._idle = time.monotonic()
+        self._phases: list[tuple[str, float]] = []
+        self._notice = ""
         self._training = False
-        self._step = self._total = self._first = self._rows = 0
+        self._step = self._total = self._rows = 0
         self._per_epoch = 1
-        self._since = 0.0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=64)
+        self._pace = _Pace(0)
         self._figures: dict[str, float] = {}
-        self._evaluated: tuple[int, dict[str, float]] | None = None
+        self._evaluated: dict[str, float] = {}
         self._best = BestSoFar(mode)
         self._live: Live | None = None
         self._ticker: threading.Thread | None = None
@@ -52,44 +62,52 @@ class Console(Hook):
     # ------------------------------------------------------------ lines and phases
 
     def open(self) -> None:
-        """Start ticking; log records of jaxtrain go through here."""
-        logging.getLogger("jaxtrain").addHandler(self._handler)
-        if self.rich.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self.rich, refresh_per_second=4, transient=True)
+        """Start ticking; warnings of jaxtrain go through here."""
+        self._begun = self._told = self._idle = time.monotonic()
+        log.addHandler(self._handler)
+        if self.rich.is_terminal and not self.rich.is_dumb_terminal and not self.rich.quiet:
+            own = sys.stdout.isatty()  # what a user's model prints into a file must stay there
+            self._live = Live(console=self.rich, get_renderable=self._render, transient=True, redirect_stdout=own)
             self._live.start()
-        else:
-            self._ticker = threading.Thread(target=self._tick, name="jaxtrain-console", daemon=True)
-            self._ticker.start()
+            self.rich.show_cursor(True)  # a process that is killed cannot give the cursor back
+        self._ticker = threading.Thread(target=self._tick, name="jaxtrain-console", daemon=True)
+        self._ticker.start()
 
     def shut(self) -> None:
         """Stop ticking. What was printed stays."""
         self._closed.set()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None
-        logging.getLogger("jaxtrain").removeHandler(self._handler)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        self._tell_notice()
+        log.removeHandler(self._handler)
 
     def line(self, text: str) -> None:
         """One line, above the live table, and in run.log."""
-        self.rich.print(Text(text))
+        self._show(text)
         log.info(text)
+
+    def notice(self, text: str) -> None:
+        """A line that is shown a moment later by the ticker; the only method that a signal handler may call."""
+        self._notice = text
 
     @contextlib.contextmanager
     def phase(self, name: str, told: bool = True) -> Iterator[None]:
-        """`name ...` at once, and how long it took at the end."""
-        self._phase = (name, time.monotonic())
+        """`name ...` at once, and how long it took at the end; untold, it is seen only when it takes long."""
+        begun = time.monotonic()
+        self._phases.append((name, begun))
         if told and self._live is None:
             self.line(f"{name} ...")
         try:
             yield
         finally:
-            took = time.monotonic() - self._phase[1]
-            self._phase = None
+            self._phases.remove((name, begun))
+            self._idle = time.monotonic()
             if told:
-                self.line(f"{name}: {took:.1f} s")
+                self.line(f"{name}: {self._idle - begun:.1f} s")
 
     # ------------------------------------------------------------ the run
 
@@ -98,20 +116,20 @@ class Console(Hook):
         self._total, self._per_epoch, self._rows = total, per_epoch, rows_per_step
 
     def start(self, step: int) -> None:
-        self._step = self._first = step
-        self._since = time.monotonic()
+        self._step, self._pace = step, _Pace(step)
         self._training = True
 
     def after_step(self, step: int) -> None:
         self._step = step
+        self._pace.mark(step)
 
     def on_metrics(self, step: int, figures: dict[str, float]) -> None:
         self._figures = figures
         if figures.get("skipped"):
-            self.line(f"step {step}: {figures['skipped']:.0f} updates were not finite and were skipped")
+            self.line(f"step {step:,}: {figures['skipped']:.0f} updates were not finite and were skipped")
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        self._evaluated = (step, evaluation.figures)
+        self._evaluated = evaluation.figures
         self._best.update(step, evaluation.figures.get(self._metric, math.nan))
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,82 +141,149 @@ class Console(Hook):
     def close(self, stop: Any) -> None:
         self._training = False
 
-    # ------------------------------------------------------------ drawing
+    # ------------------------------------------------------------ what is shown
 
-    def _rate(self) -> float:
-        """Steps per second of late; 0 before the first."""
-        now = time.monotonic()
-        self._recent.append((now, self._step))
-        old = self._recent[0]
-        if self._step == self._first or now - self._since < 1e-3:
-            return 0.0
-        if self._step > old[1] and now - old[0] > 0.5:
-            return (self._step - old[1]) / (now - old[0])
-        return (self._step - self._first) / (now - self._since)
+    def _waiting(self) -> str:
+        """What is going on now, with its seconds; "" while steps are running."""
+        name, begun = self._phases[-1] if self._phases else ("getting ready", self._idle)
+        busy = self._phases or not self._training
+        return f"{name} ... {time.monotonic() - begun:.0f} s" if busy else ""
 
-    def _cells(self) -> list[tuple[str, str]]:
-        rate = self._rate()
-        cells = [
-            ("step", f"{self._step}/{self._total}"),
-            ("epoch", f"{self._step / self._per_epoch:.1f}"),
-        ]
-        cells += [(k, _short(self._figures[k])) for k in self._figures if k not in ("in_row", "skipped", "lr")]
-        if "lr" in self._figures:
-            cells.append(("lr", _short(self._figures["lr"])))
-        if self._evaluated is not None:
-            shown = dict.fromkeys(("loss", self._metric, "accuracy", "mae", "rmse"))
-            figures = self._evaluated[1]
-            cells += [(f"eval {k}", _short(figures[k])) for k in shown if k in figures]
+    def _progress(self) -> list[tuple[str, str]]:
+        cells = [("step", f"{self._step:,}/{self._total:,}"), ("epoch", f"{self._step / self._per_epoch:.1f}")]
+        left = self._pace.seconds_for(self._total - self._step)
+        return [*cells, ("ETA", "-:--" if left is None else _clock(left))]
+
+    def _values(self) -> list[tuple[str, str]]:
+        """(name, value) of the newest rows: training, evaluation, best; then how fast, and the step's own figures."""
+        train = [k for k in self._figures if k not in (*_HIDDEN, *_LAST, "loss")]
+        shown = dict.fromkeys(("loss", self._metric, "accuracy", "mae", "rmse"))
+        cells = [(k, _short(self._figures[k])) for k in ("loss", *train) if k in self._figures]
+        cells += [(f"eval {k}", _short(self._evaluated[k])) for k in shown if k in self._evaluated]
         if self._best.value is not None:
-            cells.append(("best", f"{_short(self._best.value)} @ {self._best.step}"))
+            cells.append(("best", f"{_short(self._best.value)} @ {self._best.step:,}"))
+        cells += [(k, _short(self._figures[k])) for k in _LAST if k in self._figures]
+        rate = self._pace.late()
         if rate:
             cells.append(("examples/s", f"{rate * self._rows:,.0f}"))
-            # Over the whole of this process, evaluations and saves included; a resume starts a new count.
-            steady = (self._step - self._first) / (time.monotonic() - self._since)
-            cells.append(("ETA", _clock((self._total - self._step) / steady)))
         return cells
 
     def _render(self) -> Any:
         parts: list[Any] = []
         if self._training:
-            table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-            cells = self._cells()
-            for name, _ in cells:
-                table.add_column(name, no_wrap=True)
-            table.add_row(*(value for _, value in cells))
-            parts.append(table)
-        phase = self._phase
-        if phase is not None:
-            parts.append(Text(f"{phase[0]} ... {time.monotonic() - phase[1]:.0f} s", style="dim"))
-        return Group(*parts)
+            width = self.rich.width
+            share = self._step / max(self._total, 1)
+            parts = [_bar(self._progress(), share, width, self.rich.encoding), *_grid(self._values(), width)]
+        waiting = self._waiting()
+        return Group(*parts, Text(waiting, style="dim")) if waiting else Group(*parts)
 
     def _tick(self) -> None:
-        last = time.monotonic()
-        shown: Any = None
-        while not self._closed.wait(0.25):
+        shown: tuple[int, float] = (-1, 0.0)
+        while not self._closed.wait(_POLL):
+            self._tell_notice()
             now = time.monotonic()
-            if now - last < (_FIRST_MINUTE if now - self._begun < 60 else _LATER) - 0.3:
+            pause = next(seconds for until, seconds in _CALM if now - self._begun < until)
+            if now - self._told < pause - _POLL - 0.05:
                 continue
-            phase = self._phase
-            if phase is not None:
-                self.line(f"{phase[0]} ... {now - phase[1]:.0f} s")
-            elif self._training and self._step != shown:
-                shown = self._step
-                self.line("  ".join(f"{name} {value}" for name, value in self._cells()))
-            elif self._training:
-                self.line(f"step {self._step}/{self._total} is still running")
-            last = now
+            text = self._waiting()
+            if not text and self._step != shown[0]:
+                shown = self._step, now
+                text = "  ".join(f"{name} {value}" for name, value in [*self._progress(), *self._values()])
+            elif not text:
+                text = f"step {self._step:,}/{self._total:,} ... {now - shown[1]:.0f} s"
+            self._told = now
+            if self._live is None:
+                self._show(text)
+            log.info(text)
+
+    def _tell_notice(self) -> None:
+        text, self._notice = self._notice, ""
+        if text:
+            self.line(text)
+
+    def _show(self, text: str, style: str = "") -> None:
+        self._told = time.monotonic()
+        try:
+            self.rich.print(Text(text, style=style))
+        except (OSError, SystemExit):  # stderr is gone (rich exits on a broken pipe); the run goes on, so does run.log
+            self.rich.quiet = True
+
+
+@contextlib.contextmanager
+def waiting(name: str, quiet: bool = False) -> Iterator[None]:
+    """`name ...` while something takes its time outside a run; it ticks as a run does and leaves no line at its end."""
+    console = Console("loss", "min", quiet=quiet)
+    console.open()
+    try:
+        with console.phase(name, told=False):
+            if console._live is None:
+                console.line(f"{name} ...")
+            yield
+    finally:
+        console.shut()
+
+
+class _Pace:
+    """How fast steps go, by moments at least _POLL apart; a resume counts the steps of its own process only."""
+
+    def __init__(self, step: int) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), step)], maxlen=4000)
+        self._begun = self._marks[0][0]
+
+    def mark(self, step: int) -> None:
+        """`step` was dispatched now."""
+        now = time.monotonic()
+        if now - self._marks[-1][0] >= _POLL:
+            self._marks.append((now, step))
+
+    def late(self) -> float:
+        """Steps per second of the last ten seconds or 40 steps; 0.0 as long as it is not known."""
+        return self._slope(0 if len(self._marks) < 40 else -40)
+
+    def seconds_for(self, steps: int) -> float | None:
+        """How long `steps` more will take, by the second half of this process's time: its evaluations and saves count,
+        the compilations at its beginning soon do not. None as long as it is not known."""
+        marks = list(self._marks)
+        half = (self._begun + marks[-1][0]) / 2
+        rate = self._slope(next((i for i in reversed(range(len(marks))) if marks[i][0] <= half), 0))
+        return max(steps / rate - (time.monotonic() - marks[-1][0]), 0.0) if rate else None
+
+    def _slope(self, first: int) -> float:
+        old, new = self._marks[first], self._marks[-1]
+        return (new[1] - old[1]) / (new[0] - old[0]) if new != old else 0.0
 
 
 class _Handler(logging.Handler):
-    """Log records as lines above the live table."""
+    """Warnings and errors as lines above the live table; run.log has a handler of its own."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.line(f"{record.levelname.lower()}: {record.getMessage()}")
+        self._console._show(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
+
+
+def _bar(cells: list[tuple[str, str]], share: float, width: int, encoding: str) -> Text:
+    """step 272/680 ━━━━━━━━━━━━────────────  40%  epoch 16.0  ETA 0:05"""
+    (_, step), *others = cells
+    left, right = f"step {step} ", "  ".join([f" {share:4.0%}", *(f"{name} {value}" for name, value in others)])
+    room = max(min(width - len(left) - len(right), 40), 0)
+    full, rest = "━─" if encoding.startswith("utf") else "#-"
+    done = round(room * share)
+    parts = [(left, "bold"), (full * done, "green"), (rest * (room - done), "dim"), (right, "")]
+    return Text.assemble(*parts, no_wrap=True, overflow="crop")
+
+
+def _grid(cells: list[tuple[str, str]], width: int) -> list[Text]:
+    """Names above values, in as many rows as the width asks for; columns of a least width, so that they stand still."""
+    rows = [["", ""]]
+    for name, value in cells:
+        size = max(len(name), len(value), 8)
+        if rows[-1][0] and len(rows[-1][0]) + size > width:
+            rows.append(["", ""])
+        rows[-1] = [old + f"{new:<{size}}  " for old, new in zip(rows[-1], (name, value), strict=True)]
+    return [Text(row[i], ("dim", "")[i], no_wrap=True, overflow="crop") for row in rows if row[0] for i in (0, 1)]
 
 
 def _short(value: float) -> str:
@@ -206,6 +291,4 @@ def _short(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -80,18 +80,19 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl, "NaN" and its kin as floats again."""
-        if not self.metrics.exists():
-            return []
-        return [loose(json.loads(line)) for line in self.metrics.read_text(encoding="utf-8").splitlines() if line]
+        return [loose(row) for _, row in self._lines()]
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
+            try:
+                yield line, json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the half line of a killed process
 
     def truncate(self, step: int, log_every: int, evaluate_every: int) -> None:
         """Drop from metrics.jsonl what a resume at `step` will write again, or what only the stop there wrote."""
         kept = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the half line of a killed process
+        for line, row in self._lines():
             regular = _on_schedule(row, log_every, evaluate_every)
             if any(name.startswith("test/") for name in row):
                 continue  # the longer run reads the test split again, on its own best step

@@ -101,6 +101,11 @@ class TensorBoard(Guarded):
 
         self.guarded(add)
 
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is written."""
+        return not self._broken
+
     def image(self, name: str, pixels: np.ndarray, step: int) -> None:
         """A picture [H, W, 3], bytes."""
         self.guarded(lambda: self._writer.add_image(name, pixels, step, dataformats="HWC"))

@@ -71,11 +71,13 @@ def wrong_html(record: Record, folder: RunFolder) -> str:
         return ""
     counts = record.confusion
     known = f" of {int(counts.sum() - np.trace(counts)):,}" if counts is not None else ""
+    pictured = any(one.get("image") for one in wrong)
     cards = []
     for one in wrong:
         words = f'<b>{escape(str(one["true"]))}</b> → <b class="bad">{escape(str(one["predicted"]))}</b>'
         probability, number = exact(one["probability"]), escape(str(one["id"]))
-        picture = _picture(folder, one.get("image"), f"row {one['id']}: {one['true']}, predicted {one['predicted']}")
+        told = f"row {one['id']}: {one['true']}, predicted {one['predicted']}"
+        picture = _picture(folder, one.get("image"), told) if pictured else ""
         cards.append(
             f"<figure>{picture}<figcaption>{words} <span>({probability})</span><small>row {number}</small>"
             "</figcaption></figure>"

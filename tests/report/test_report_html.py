@@ -158,6 +158,12 @@ def test_wrong_samples_show_picture_truth_prediction_and_probability(tmp_path: P
     assert [load[:22] for load in page.loads] == ["data:image/png;base64,"]
 
 
+def test_rows_that_are_no_images_are_a_list_without_empty_frames(tmp_path: Path) -> None:
+    page = Page.of(report_of(make_run(tmp_path, result=changed("wrong", [{**ONE, "image": None}]))))
+    assert "owl → cat ( 0.9877 ) row 1234" in page.text
+    assert "row is no image" not in page.text
+
+
 def test_large_pictures_become_small_ones(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (500, 500, 3), np.uint8)
     folder = with_picture(make_run(tmp_path, result=PICTURED), noise)

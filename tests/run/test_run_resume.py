@@ -149,7 +149,11 @@ def test_a_longer_duration_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[
 def test_fault_loop_resume_mid_epoch(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """23 rows, batch 4, 3 epochs: stopped after any step, the rows and the final parameters are the same."""
     table = np.loadtxt(shared / "faults/loop_resume_mid_epoch/ids.csv", delimiter=",", skiprows=1)
-    arrays = {"inputs": table[:, 1:2].astype(np.float32), "targets": table[:, 2].astype(np.int64), "split": np.zeros(23)}
+    arrays = {
+        "inputs": table[:, 1:2].astype(np.float32),
+        "targets": table[:, 2].astype(np.int64),
+        "split": np.zeros(23),
+    }
     arrays["split"] = arrays["split"].astype(np.int8)
     options = {"train.duration": "3ep", "train.global_batch_size": 4, "checkpoint.every": 1, "checkpoint.keep_last": 99}
     trainer = jt.Trainer(TINY, data=arrays, **options)

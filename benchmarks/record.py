@@ -1,0 +1,84 @@
+"""How a figure gets into RESULTS.md: a script records raw JSON here, and the page is written anew from all of it.
+
+Raw files hold date, commit, command, machine, versions, and a digest of the rooms that the figure depends on: a
+fast test (tests/test_benchmarks.py) fails when a room has changed since, naming the script to run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+RAW = REPO / "benchmarks" / "raw"
+PAGE = REPO / "benchmarks" / "RESULTS.md"
+
+
+def rooms_digest(rooms: list[str]) -> str:
+    """sha256 of the source of some rooms (folders or files below jaxtrain/)."""
+    digest = hashlib.sha256()
+    for room in rooms:
+        path = REPO / "jaxtrain" / room
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.relative_to(REPO).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def record(name: str, title: str, lines: list[str], raw: dict[str, Any], rooms: list[str]) -> None:
+    """Keep the raw figures of script `name` and write the page anew. `lines`: Markdown under the title."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPO, capture_output=True, text=True).stdout.strip()
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "--", "jaxtrain", "configs"], cwd=REPO, capture_output=True, text=True
+    ).stdout.strip()
+    packages = ("jaxtrain", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
+    entry = {
+        "title": title,
+        "lines": lines,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit + (" with uncommitted changes" if dirty else ""),
+        "command": "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]]),
+        "machine": f"{platform.machine()}, {_cores()} cores, Python {platform.python_version()}",
+        "versions": {package: metadata.version(package) for package in packages},
+        "rooms": rooms,
+        "rooms_sha256": rooms_digest(rooms),
+        "raw": raw,
+    }
+    RAW.mkdir(exist_ok=True)
+    (RAW / f"{name}.json").write_text(json.dumps(entry, indent=1) + "\n")
+    PAGE.write_text(page())
+
+
+def page() -> str:
+    """RESULTS.md from all raw files."""
+    parts = [
+        "# Results\n\nWritten by the scripts in this folder from `raw/*.json`; never by hand. "
+        "All figures are from a CPU: nothing here was run on a GPU.\n"
+    ]
+    for path in sorted(RAW.glob("*.json")):
+        entry = json.loads(path.read_text())
+        versions = ", ".join(f"{k} {v}" for k, v in entry["versions"].items())
+        parts.append(
+            "\n".join(
+                [
+                    f"## {entry['title']}\n",
+                    *entry["lines"],
+                    "",
+                    f"`{entry['command']}`, {entry['date']}, commit {entry['commit']}, {entry['machine']}; {versions}. "
+                    f"Raw figures: `raw/{path.name}`.\n",
+                ]
+            )
+        )
+    return "\n".join(parts)
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1

@@ -1,0 +1,85 @@
+"""The command in this process, a finished run, and programs compiled once for all tests of this folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where compiled programs are kept."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_cache(compiled: str) -> Iterator[None]:
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (compiled, 0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@dataclass
+class Answer:
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def results(self) -> list[str]:
+        """Lines of stdout."""
+        return self.out.splitlines()
+
+
+Cli = Callable[..., Answer]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """`jaxtrain ARGUMENTS` in this process, in an empty folder."""
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+
+    def call(*arguments: str | Path) -> Answer:
+        from jaxtrain.cli.main import main
+
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert isinstance(end.value.code, int)
+        return Answer(end.value.code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def trained(finished: Path, tmp_path: Path) -> Path:
+    """A finished run of 20 steps, a copy of one's own."""
+    return Path(shutil.copytree(finished, tmp_path / "runs" / "digits" / "20260101T000000Z"))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 20 steps, for reading."""
+    import jaxtrain as jt
+
+    place = tmp_path_factory.mktemp("finished") / "20260101T000000Z"
+    keys = {"model.kind": "mlp", "model.hidden": [16], "augment.shift": 0, "log.tensorboard": False}
+    jt.train("digits", run_dir=place, quiet=True, **keys, **{"train.duration": 20}).close()
+    return place

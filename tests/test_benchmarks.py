@@ -1,0 +1,35 @@
+"""RESULTS.md is what its raw files say, and no figure is older than the rooms it depends on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+RAW = sorted((BENCHMARKS / "raw").glob("*.json"))
+sys.path.insert(0, str(BENCHMARKS))
+from record import page, rooms_digest  # noqa: E402
+
+
+def test_results_page_is_what_the_scripts_wrote() -> None:
+    assert RAW
+    assert (BENCHMARKS / "RESULTS.md").read_text() == page()
+
+
+@pytest.mark.parametrize("path", RAW, ids=lambda p: p.stem)
+def test_figures_are_not_older_than_their_rooms(path: Path) -> None:
+    entry = json.loads(path.read_text())
+    assert rooms_digest(entry["rooms"]) == entry["rooms_sha256"], (
+        f"{', '.join(entry['rooms'])} changed since {path.name} was measured; run again: {entry['command']}"
+    )
+
+
+def test_digits_accuracy_holds_on_every_seed() -> None:
+    runs = json.loads((BENCHMARKS / "raw" / "digits_seeds.json").read_text())["raw"]["runs"]
+    figures = [run["test_accuracy"] for run in runs]
+    assert len(figures) == 5
+    assert sum(figures) / 5 >= 0.985
+    assert min(figures) >= 0.97
