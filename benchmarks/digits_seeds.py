@@ -1,4 +1,4 @@
-"""The README's run over five split and initialisation seeds: every one is reported. `python benchmarks/digits_seeds.py`"""
+"""The README run over five split and initialisation seeds, every one reported: `python benchmarks/digits_seeds.py`."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from jaxtrain.data import feed
 from jaxtrain.data.dataset import Dataset, Schema, class_weights, make_dataset
 from jaxtrain.data.order import steps_per_epoch
 from jaxtrain.data.sources import ArraySource
-from jaxtrain.hardware.compiler import compiler_options
+from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
@@ -172,8 +172,7 @@ def build(
     abstract = jax.eval_shape(start)
     shardings = jax.tree.map(lambda _: meshes.replicated(mesh), abstract)
     feed_kind = feed.choose(config.data.feed, dataset.nbytes("train"), devices.memory)
-    options = compiler_options(devices.platform, convolutional)
-    jit = functools.partial(jax.jit, compiler_options=options) if options else jax.jit
+    jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
     return Job(
         config=config,
         dataset=dataset,
@@ -189,7 +188,7 @@ def build(
         abstract_state=jax.tree.map(
             lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), abstract, shardings
         ),
-        init=jax.jit(start, out_shardings=shardings),
+        init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
         advance=jit(
             _advance(spec, feed_kind, train.seed, train.global_batch_size, mesh),
             donate_argnums=0,

@@ -15,10 +15,8 @@ import pytest
 import jaxtrain
 
 PACKAGE = Path(jaxtrain.__file__).parent
-ORDER = (
-    "config core hardware models parallel data checkpoint loop hooks build report words resuming session eager "
-    "runner evaluate cli"
-).split()
+ORDER = ["config", "core", "hardware", "models", "parallel", "data", "checkpoint", "loop", "hooks", "build"]
+ORDER += ["report", "words", "resuming", "session", "eager", "runner", "evaluate", "cli"]
 """DESIGN.md's order; words, resuming and session are the runner's parts, eager is a debugging aid of the build."""
 
 

@@ -9,6 +9,8 @@ Orbax writes the arrays of one step; listing, sealing, verifying, best and reten
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import re
@@ -26,7 +28,7 @@ from jaxtrain.config.errors import NeedsPerson, UserError
 log = logging.getLogger("jaxtrain")
 
 _MANIFEST, _META, _STATE = "manifest.json", "meta.json", "state"
-_NAME = re.compile(r"^[A-Za-z0-9_.\-]+$")
+_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 class CorruptStep(UserError):
@@ -65,7 +67,7 @@ class Checkpoints:
         found = []
         for path in sorted(self.folder.glob("[0-9]*")):
             if (path / _MANIFEST).is_file():
-                found.append(Sealed(int(path.name), path, files.read_json(path / _META)))
+                found.append(Sealed(int(path.name), path, _meta(path)))
         return found
 
     def latest(self) -> Sealed | None:
@@ -94,7 +96,7 @@ class Checkpoints:
 
     def verify(self, sealed: Sealed) -> None:
         """Compare every file with the seal. Raises CorruptStep naming the first that differs."""
-        wanted = files.read_json(sealed.path / _MANIFEST)["files"]
+        wanted = _seal(sealed)["files"]
         there = files.digests(sealed.path, frozenset({_MANIFEST}))
         for name in sorted(wanted.keys() | there.keys()):
             if wanted.get(name) != there.get(name):
@@ -119,7 +121,7 @@ class Checkpoints:
 
         self.verify(sealed)
         target, tree = _flat(abstract)
-        _compare(files.read_json(sealed.path / _MANIFEST)["leaves"], target, sealed, partial)
+        _compare(_seal(sealed)["leaves"], target, sealed, partial)
         restore_args = jax.tree.map(
             lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding or _one_device(), dtype=x.dtype), target
         )
@@ -163,14 +165,18 @@ class Checkpoints:
         """Start saving. Returns when the arrays are copied; an error of the save before surfaces here."""
         self.wait()
         path = self.folder / f"{step:09d}"
-        if (path / _MANIFEST).is_file():
-            return
-        if path.exists():
-            shutil.rmtree(path)
-        path.mkdir(parents=True)
         arrays, _ = _flat(state)
         leaves = {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()}
-        self._checkpointer().save(path.absolute() / _STATE, arrays)
+        try:
+            if (path / _MANIFEST).is_file():
+                return
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+            self._checkpointer().save(path.absolute() / _STATE, arrays)
+        except OSError as error:
+            self._error = error
+            self.poll()
         self._saving = threading.Thread(
             target=self._finish, args=(step, path, meta, leaves), name="jaxtrain-seal", daemon=True
         )
@@ -203,7 +209,8 @@ class Checkpoints:
             self._checkpointer().wait_until_finished()
             files.write_json(path / _META, meta)
             files.fsync_tree(path)
-            files.write_json(path / _MANIFEST, {"step": step, "files": files.digests(path), "leaves": leaves})
+            seal = {"step": step, "files": files.digests(path), "leaves": leaves}
+            files.write_json(path / _MANIFEST, {**seal, "digest": _digest(seal)})
             self._retain()
         except BaseException as error:  # surfaces in the caller's thread, at the next poll
             self._error = error
@@ -243,10 +250,38 @@ def _flat(state: Any) -> tuple[dict[str, Any], Any]:
     flat = {}
     for path, leaf in paths:
         name = ".".join(str(getattr(p, "key", getattr(p, "idx", getattr(p, "name", p)))) for p in path)
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise UserError(f"an array is named {name!r}; allowed in names: letters, digits, _ . -")
+        if name in flat:
+            raise UserError(f"two arrays are named {name!r}; names of parts must not contain dots")
         flat[name] = leaf
     return flat, tree
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """What was saved beside the arrays; {} when it cannot be read: `verify` says so when the step is wanted."""
+    try:
+        meta: dict[str, Any] = files.read_json(path / _META)
+    except (OSError, ValueError):
+        return {}
+    return meta
+
+
+def _seal(sealed: Sealed) -> dict[str, Any]:
+    """The manifest of a step. Raises CorruptStep when it is not what was written."""
+    path = sealed.path / _MANIFEST
+    try:
+        seal: dict[str, Any] = files.read_json(path)
+        digest = seal.pop("digest")
+    except (OSError, ValueError, KeyError, AttributeError):
+        raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed") from None
+    if digest != _digest(seal) or seal["step"] != sealed.step:
+        raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed")
+    return seal
+
+
+def _digest(seal: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
 
 
 def _one_device() -> Any:

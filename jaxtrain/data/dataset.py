@@ -170,11 +170,14 @@ def _task_of(targets: np.ndarray) -> str:
 def _check_classes(config: RunConfig, source: ArraySource) -> None:
     targets = source.targets
     if targets.dtype.kind == "f":
-        whole = bool((np.isfinite(targets) & (targets == np.round(targets))).all())
-        if not whole:
+        bad = np.flatnonzero(~np.isfinite(targets.reshape(len(targets), -1)).all(1))
+        if len(bad):
+            raise ConfigError(f"{source.name}: the target of row {bad[0]} is not finite")
+        broken = targets[targets != np.round(targets)]
+        if broken.size:
             raise ConfigError(
                 f"objective.kind={config.objective.kind}: the targets of {source.name} are numbers with fractions "
-                f"(first: {targets.reshape(-1)[0]:g}), not classes; allowed for them: mse, mae, huber"
+                f"(first: {broken[0]:g}), not classes; allowed for them: mse, mae, huber"
             )
     if targets.ndim != 1:
         raise ConfigError(
@@ -194,11 +197,15 @@ def _encode_classes(source: ArraySource, splits: Splits) -> tuple[np.ndarray, tu
     used = np.concatenate([splits.train, splits.validation, splits.test])
     if unknown[used].any():
         row = int(used[unknown[used]][0])
-        raise ConfigError(f"{source.name}: class {source.targets[row].item()!r} (row {row}) has no training row")
+        raise ConfigError(f"{source.name}: class {_plain(source.targets[row])!r} (row {row}) has no training row")
     numbers = known.dtype.kind in "iub"
     words = source.names is not None and numbers and known.min() >= 0 and known.max() < len(source.names)
     names = [source.names[int(k)] for k in known] if words and source.names else [_word(k) for k in known]
     return index.astype(np.int32), tuple(names)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _word(value: Any) -> str:

@@ -108,6 +108,7 @@ class Prefetch:
             self._start(position)
         at, batch = self._queue.get()
         if isinstance(batch, BaseException):
+            self.close()  # its thread has ended: the next call starts another
             raise batch
         assert at == position, (at, position)
         self._next = position + 1

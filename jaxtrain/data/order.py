@@ -66,6 +66,8 @@ def sequential_rows(position: Any, rows: int, batch: int, xp: Any = np) -> tuple
 
 
 def _u32(value: Any, xp: Any) -> Any:
+    if isinstance(value, int):  # a seed may need all 32 bits, and jnp makes int32 of a Python number
+        return xp.asarray(value & 0xFFFFFFFF, xp.uint32)
     return xp.asarray(value).astype(xp.uint32)
 
 

@@ -7,6 +7,7 @@ arrays become. Targets are as the user wrote them (numbers or words); `dataset.p
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ class ArraySource:
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for label in ("inputs", "targets"):
+            if getattr(self, label).ndim == 0:
+                raise ConfigError(f"{self.name}: {label} is a single value; one for each row is needed")
         rows = len(self.inputs)
         for label in ("targets", "weights", "split"):
             array = getattr(self, label)
@@ -46,6 +50,21 @@ class ArraySource:
         if self.inputs.dtype.kind == "f" and not np.isfinite(self.inputs).all():
             bad = np.flatnonzero(~np.isfinite(self.inputs.reshape(rows, -1)).all(1))
             raise ConfigError(f"{self.name}: {len(bad)} rows have NaN or infinite inputs, the first is row {bad[0]}")
+        wide = self.inputs.dtype.itemsize > 4
+        if wide and rows:
+            limit = np.finfo(np.float32).max if self.inputs.dtype.kind == "f" else np.iinfo(np.int32).max
+            large = np.flatnonzero((np.abs(self.inputs.reshape(rows, -1)) > limit).any(1))
+            if len(large):
+                raise ConfigError(
+                    f"{self.name}: {len(large)} rows have inputs beyond {limit:g}, which the device cannot hold; "
+                    f"the first is row {large[0]}"
+                )
+        if self.weights is not None:
+            wrong = np.flatnonzero(~(np.isfinite(self.weights) & (self.weights >= 0)).reshape(rows, -1).all(1))
+            if len(wrong):
+                raise ConfigError(
+                    f"{self.name}: {len(wrong)} weights are negative or not finite, the first is that of row {wrong[0]}"
+                )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -60,7 +79,8 @@ class ArraySource:
         for array in (self.inputs, self.targets, self.weights, self.split):
             if array is not None:
                 digest.update(f"{array.dtype.str}{array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).data if array.dtype.kind != "O" else repr(array).encode())
+                plain = array.dtype.kind != "O"  # repr of a long array of objects leaves its middle out
+                digest.update(np.ascontiguousarray(array).data if plain else repr(array.tolist()).encode())
         return digest.hexdigest()
 
 
@@ -74,7 +94,7 @@ def _digits(config: schema.Digits) -> ArraySource:
 
 
 def _arrays(config: schema.Arrays) -> ArraySource:
-    path = Path(config.path)
+    path, reading = Path(config.path), ("data.path", config.path)
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as stored:
@@ -82,12 +102,11 @@ def _arrays(config: schema.Arrays) -> ArraySource:
         elif config.targets_path is None:
             raise ConfigError(f"data.targets_path: needed beside data.path {config.path!r}, which holds inputs only")
         else:
-            parts = {
-                "inputs": np.load(path, allow_pickle=False),
-                "targets": np.load(config.targets_path, allow_pickle=False),
-            }
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data.path: {config.path!r} cannot be read as arrays: {error}") from None
+            parts = {"inputs": np.load(path, allow_pickle=False)}
+            reading = ("data.targets_path", config.targets_path)
+            parts["targets"] = np.load(config.targets_path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{reading[0]}: {reading[1]!r} cannot be read as arrays: {error}") from None
     known = ("inputs", "targets", "weights", "split")
     for name in parts:
         if name not in known:

@@ -44,7 +44,10 @@ def resolve_precision(name: str, devices: Devices) -> Precision:
         if devices.platform == "tpu":
             name = "bf16"
         elif devices.platform in ("gpu", "cuda"):
-            capability = float(getattr(devices.devices[0], "compute_capability", 0) or 0)
+            try:
+                capability = float(getattr(devices.devices[0], "compute_capability", 0) or 0)
+            except ValueError:  # ROCm says "gfx90a"
+                capability = 0.0
             name = "bf16" if capability >= 8.0 else "fp16" if capability >= 7.0 else "fp32"
     return PRECISIONS[name]
 

@@ -144,10 +144,10 @@ class Console(Hook):
     # ------------------------------------------------------------ what is shown
 
     def _waiting(self) -> str:
-        """What is going on now, with its seconds; "" while steps are running."""
+        """What is going on now, with its seconds; "" while steps are running, or stand still for less than a second."""
         name, begun = self._phases[-1] if self._phases else ("getting ready", self._idle)
-        busy = self._phases or not self._training
-        return f"{name} ... {time.monotonic() - begun:.0f} s" if busy else ""
+        took = time.monotonic() - begun
+        return f"{name} ... {took:.0f} s" if not self._training or (self._phases and took >= 1.0) else ""
 
     def _progress(self) -> list[tuple[str, str]]:
         cells = [("step", f"{self._step:,}/{self._total:,}"), ("epoch", f"{self._step / self._per_epoch:.1f}")]

@@ -67,11 +67,10 @@ class BatchNorm(nnx.Module):
         var = jnp.sum(jnp.where(real, jnp.square(x - mean), 0.0), axes) / divisor
         any_real = count > 0
         old_mean, old_var = self.mean[...], self.var[...]
-        mean, var = jnp.where(any_real, mean, old_mean), jnp.where(any_real, var, old_var)
-        keep = jnp.where(any_real, self.momentum, 1.0)
-        self.mean[...] = keep * old_mean + (1.0 - keep) * jax.lax.stop_gradient(mean)
-        self.var[...] = keep * old_var + (1.0 - keep) * jax.lax.stop_gradient(var)
-        return mean, var
+        for stat, old, new in ((self.mean, old_mean, mean), (self.var, old_var, var)):
+            moved = self.momentum * old + (1.0 - self.momentum) * jax.lax.stop_gradient(new)
+            stat[...] = jnp.where(any_real, moved, old)
+        return jnp.where(any_real, mean, old_mean), jnp.where(any_real, var, old_var)
 
 
 class _Maskless(nnx.Module):

@@ -18,7 +18,9 @@ class Mlp(nnx.Module):
     def __init__(self, config: schema.Mlp, shape: tuple[int, ...], outputs: int, *, rngs: nnx.Rngs) -> None:
         init = INITIALISERS[config.init]
         widths = (math.prod(shape), *config.hidden)
-        self.layers = nnx.List(nnx.Linear(i, o, kernel_init=init, rngs=rngs) for i, o in pairwise(widths))
+        self.layers = nnx.List(
+            nnx.Linear(i, o, use_bias=config.norm == "none", kernel_init=init, rngs=rngs) for i, o in pairwise(widths)
+        )
         self.norms = nnx.List(NORMS[config.norm](width, rngs) for width in config.hidden)
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
         self.head = nnx.Linear(widths[-1], outputs, kernel_init=init, rngs=rngs)

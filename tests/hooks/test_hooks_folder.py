@@ -141,10 +141,11 @@ def test_the_journal_tells_the_resume_before_its_first_step(tmp_path: Path, monk
         start(self, step)
 
     monkeypatch.setattr(Console, "start", looking)
-    jt.resume(folder.path, quiet=True, **{"train.duration": 26, "optimizer.peak_lr": 1e-4}).close()
+    (folder.checkpoints / "000000024/manifest.json").unlink()  # as if it had been killed before
+    jt.resume(folder.path, quiet=True, **{"checkpoint.keep_last": 5}).close()
     (line,) = at_start
-    assert (line["event"], line["step"]) == ("resume", 24)
-    assert line["changes"] == {"train.duration": [24, 26], "optimizer.peak_lr": [1e-3, 1e-4]}
+    assert (line["event"], line["step"]) == ("resume", 16)
+    assert line["changes"] == {"checkpoint.keep_last": [2, 5]}
     assert line["time"].endswith("+00:00")
 
 

@@ -20,8 +20,8 @@ KEYS: dict[str, Any] = {
     "model.kind": "mlp",
     "model.hidden": [16],
     "augment.shift": 0,
-    "train.duration": 6000,
-    "evaluate.every": 1000,
+    "train.duration": 3000,
+    "evaluate.every": 500,
     "log.every": 50,
     "log.tensorboard": False,
 }
@@ -55,7 +55,7 @@ def test_ctrl_c_saves_and_a_resume_ends_as_if_nothing_had_happened(tmp_path: Pat
     assert "Traceback" not in err
     status = folder.read_status()
     assert (status["state"], status["reason"]) == ("interrupted", "Ctrl-C")
-    assert 0 < status["step"] < 6000
+    assert 0 < status["step"] < 3000
     assert status["last_sealed"] == status["step"]
 
     with jt.resume(folder.path, quiet=True) as resumed:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models_helpers import arrays_by_formula, formula, job_of, mlp, module_of, run_eval, run_train
+from models_helpers import SMALL, arrays_by_formula, formula, mlp, module_of, run_eval, run_train
 
+from jaxtrain.build import build
+from jaxtrain.config import load
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.models.layers import BatchNorm
@@ -142,9 +144,6 @@ def source(n: int) -> ArraySource:
 
 def test_fault_loop_small_dataset_65_rows_batch_64_with_batch_norm_stay_finite() -> None:
     """The last batch is 1 real row, dealt to 4 micro-batches of which 3 are all padding."""
-    from jaxtrain.build import build
-    from jaxtrain.config import load
-
     config = load(
         {
             "model": {"kind": "mlp", "hidden": [8], "norm": "batch"},
@@ -169,6 +168,5 @@ def test_fault_loop_small_dataset_65_rows_batch_64_with_batch_norm_stay_finite()
     np.testing.assert_allclose(stats[1], 0.9 * stats[0], rtol=1e-5)
 
 
-def test_jobs_of_the_other_kinds_take_a_mask() -> None:
-    for kind in ("mlp", "cnn", "resnet"):
-        assert job_of(model__kind=kind).module.takes_mask
+def test_every_kind_takes_a_mask() -> None:
+    assert all(module_of(make()).takes_mask for make in SMALL.values())

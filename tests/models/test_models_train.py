@@ -13,7 +13,7 @@ from jaxtrain.data.sources import ArraySource
 SMALL = {
     "mlp": {"model__hidden": [32], "optimizer__peak_lr": 1e-2},
     "cnn": {"model__channels": [8, 8], "model__dense": [16], "optimizer__peak_lr": 1e-2},
-    "resnet": {"model__depth": 8, "model__width": 4, "optimizer__peak_lr": 2e-2},
+    "resnet": {"model__depth": 8, "model__width": 4, "optimizer__kind": "momentum", "optimizer__peak_lr": 0.1},
 }
 BELOW = {"mlp": 0.6, "cnn": 0.8, "resnet": 1.0}  # ln 10 = 2.30 is the loss of knowing nothing
 STEPS = 60

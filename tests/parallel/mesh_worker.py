@@ -59,6 +59,7 @@ def first_state(job: Job, own: bool) -> Any:
 
 def trained(devices: int, feed: str, own: bool = False, **overrides: Any) -> dict[str, Any]:
     job = job_of(devices, feed, **overrides)
+    text = job.lower().compile().as_text()  # the calls below find it compiled
     state, feeder = first_state(job, own), job.feeder()
     losses, ids = [], []
     for position in range(STEPS):
@@ -81,6 +82,8 @@ def trained(devices: int, feed: str, own: bool = False, **overrides: Any) -> dic
         "evaluation": evaluation.figures,
         "confusion": int(np.sum(evaluation.details["confusion"])),
         "counts": counts,
+        # Rows of the hidden layer in the program of one device.
+        "activations": sorted({int(rows) for rows in re.findall(rf"f32\[(\d+),{HIDDEN}\]", text)}),
         "eval_batch": job.eval_batch,
         "devices_of_params": sorted({len(x.sharding.device_set) for x in state["params"].values()}),
         "replicated": all(x.sharding.is_fully_replicated for x in jax.tree.leaves(state)),
@@ -92,12 +95,6 @@ def shards(devices: int) -> dict[str, Any]:
     job = job_of(devices, "direct")
     batch = job.put(job.host_batches()(2))
     return {name: [list(s.data.shape) for s in x.addressable_shards] for name, x in batch.items()}
-
-
-def activation_shapes(feed: str) -> list[int]:
-    """Rows of the hidden layer in the compiled program of one device of eight."""
-    text = job_of(8, feed).lower().compile().as_text()
-    return sorted({int(rows) for rows in re.findall(rf"f32\[(\d+),{HIDDEN}\]", text)})
 
 
 def line(action: Any) -> list[str]:
@@ -122,7 +119,6 @@ def main() -> None:
         "accumulated_alone": trained(1, "direct", train__micro_batch_size=8, model__norm="none"),
         "shards_8": shards(8),
         "shards_1": shards(1),
-        "activations": {feed: activation_shapes(feed) for feed in ("direct", "resident")},
         "scalar": batch_shardings(make_mesh(8, every), {"epoch": np.int32(0)})["epoch"].is_fully_replicated,
         "errors": {
             "too_many": line(lambda: job_of(9, "direct")),

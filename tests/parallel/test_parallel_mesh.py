@@ -80,9 +80,10 @@ def test_each_device_holds_its_share_of_the_rows_and_all_of_the_scalars(result: 
 
 @pytest.mark.parametrize("feed", ["direct", "resident"])
 def test_the_program_of_a_device_computes_its_share_only(feed: str, result: dict[str, Any]) -> None:
-    rows = result["activations"][feed]
+    rows = result["trained"][f"8-{feed}"]["activations"]
     assert 5 in rows
     assert 40 not in rows
+    assert 40 in result["trained"]["1-direct"]["activations"]  # the control
 
 
 def test_the_state_is_whole_on_every_device_before_and_after(result: dict[str, Any]) -> None:

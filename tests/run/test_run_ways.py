@@ -111,9 +111,11 @@ def test_evaluate_run_repeats_the_test_figures(tmp_path: Path) -> None:
 def test_close_gives_the_device_memory_back(tmp_path: Path) -> None:
     tiny(tmp_path / "warm").close()
     before = len(jax.live_arrays())
-    with tiny(tmp_path / "run"):
+    with tiny(tmp_path / "run") as run:
         assert len(jax.live_arrays()) > before + 10
+        state = run.state  # held on to, as a notebook would
     assert len(jax.live_arrays()) == before
+    assert state["step"].is_deleted()
 
 
 def test_the_state_given_to_a_step_is_donated(tmp_path: Path) -> None:
@@ -148,11 +150,14 @@ def test_feeds_give_the_same_run(tmp_path: Path) -> None:
 
 
 def test_test_split_is_read_once_on_the_best_sealed_step(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "run", **{"optimizer.peak_lr": 0.05, "train.duration": 60, "evaluate.every": 4})
+    run = tiny(tmp_path / "run", **{"evaluate.mode": "max"})  # the greatest loss: surely not that of the last step
     losses = {row["step"]: row["eval/loss"] for row in run.metrics() if "eval/loss" in row}
-    assert run.result["best"]["step"] == min(losses, key=losses.get)
+    best = max(losses, key=losses.get)
+    assert best < 24
     tested = [row for row in run.metrics() if "test/loss" in row]
-    assert [row["test/best_step"] for row in tested] == [run.result["best"]["step"]]
+    assert [row["test/best_step"] for row in tested] == [best] == [run.result["best"]["step"]]
+    last = jt.evaluate_run(tmp_path / "run", "test", "last")[0].figures
+    assert tested[0]["test/loss"] == run.test["loss"] != last["loss"]
 
 
 def test_a_run_that_is_never_finite_ends_with_78_and_no_claim(tmp_path: Path) -> None:

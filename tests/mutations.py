@@ -1,0 +1,196 @@
+"""Product lines that tests depend on: (file below jaxtrain/, line as it is, as it must not be, test that sees).
+
+CI patches each in a copy of the package and shows that its test fails (tests/test_mutations.py). A line that is gone
+makes that test fail too, so this list stays true.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """`old` must stand in `file` exactly once."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "core/guard.py",
+        "jnp.where(finite, n, o)",
+        "n",
+        "core/test_core_guard.py::test_a_bad_batch_leaves_everything_bit_equal_and_is_counted",
+    ),
+    Mutation(
+        "core/step.py",
+        "g * (1.0 / (weight * scale))",
+        "g / scale / rows",
+        "core/test_core_step.py::test_row_weights_are_divided_by_once_over_all_micro_batches",
+    ),
+    Mutation(
+        "core/step.py",
+        "x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)",
+        "x.reshape(count, x.shape[0] // count, *x.shape[1:])",
+        "core/test_core_step.py::test_micro_batches_take_every_nth_row_so_that_none_is_all_padding",
+    ),
+    Mutation(
+        "core/step.py",
+        'stream_key(spec.seed, "module", state["step"], index)',
+        'stream_key(spec.seed, "module", 0, index)',
+        "core/test_core_step.py::test_dropout_differs_between_layers_micro_batches_and_steps",
+    ),
+    Mutation(
+        "core/step.py",
+        "return decay * old + (1.0 - decay) * new",
+        "return new",
+        "core/test_core_step.py::test_the_average_follows_min_of_decay_and_one_plus_n_over_ten_plus_n",
+    ),
+    Mutation(
+        "core/step.py",
+        '"updates": state["updates"] + finite.astype(jnp.int32)',
+        '"updates": state["updates"] + 1',
+        "core/test_core_schedules.py::test_a_skipped_update_does_not_move_the_schedule",
+    ),
+    Mutation(
+        "core/schedules.py",
+        "optax.linear_schedule(0.0, peak_lr, warmup)",
+        "optax.constant_schedule(peak_lr)",
+        "core/test_core_schedules.py::test_rates_equal_the_expected_curve_of_the_resume_case",
+    ),
+    Mutation(
+        "core/objectives.py",
+        'jnp.asarray(mask * batch["weights"])',
+        "mask",
+        "core/test_core_objectives.py::test_the_loss_is_the_weighted_sum_over_real_rows",
+    ),
+    Mutation(
+        "core/metrics.py",
+        ".add(real.astype(jnp.int32))",
+        ".add(1)",
+        "core/test_core_metrics.py::test_uneven_batches_give_the_figures_of_all_rows",
+    ),
+    Mutation(
+        "core/optimizer.py",
+        "{name: p.ndim >= 2 and not _is_embedding(name) for name, p in params.items()}",
+        "{name: True for name in params}",
+        "core/test_core_optimizer.py",
+    ),
+    Mutation(
+        "core/precision.py",
+        "jnp.maximum(scale / 2, MIN_SCALE)",
+        "scale",
+        "core/test_core_precision.py",
+    ),
+    Mutation(
+        "core/augment.py",
+        "jax.random.bernoulli(key, 0.5, (images.shape[0], 1, 1, 1))",
+        "jax.random.bernoulli(key, 0.0, (images.shape[0], 1, 1, 1))",
+        "core/test_core_augment.py",
+    ),
+    Mutation(
+        "models/layers.py",
+        "stat[...] = jnp.where(any_real, moved, old)",
+        "stat[...] = moved",
+        "models/test_models_batchnorm.py::test_a_call_without_a_real_row_leaves_the_statistics_alone",
+    ),
+    Mutation(
+        "models/layers.py",
+        "jnp.sum(jnp.where(real, x, 0.0), axes) / divisor",
+        "jnp.mean(x, axes)",
+        "models/test_models_batchnorm.py::test_padded_garbage_moves_no_real_row_and_no_statistic",
+    ),
+    Mutation(
+        "data/order.py",
+        "start + slot % real",
+        "start + slot % rows",
+        "data/test_data_order.py::test_padding_repeats_the_real_rows_of_its_own_batch",
+    ),
+    Mutation(
+        "data/dataset.py",
+        "_narrow(source.inputs[splits.train])",
+        "_narrow(source.inputs)",
+        "data/test_data_dataset.py::test_validation_and_test_rows_do_not_reach_the_statistics",
+    ),
+    Mutation(
+        "parallel/mesh.py",
+        'NamedSharding(mesh, PartitionSpec("data"))',
+        "NamedSharding(mesh, PartitionSpec())",
+        "parallel/test_parallel_mesh.py::test_each_device_holds_its_share_of_the_rows_and_all_of_the_scalars",
+    ),
+    Mutation(
+        "checkpoint/store.py",
+        "if wanted.get(name) != there.get(name):",
+        "if name not in there:",
+        "checkpoint/test_checkpoint_store.py::test_a_damaged_array_file_is_found_and_named",
+    ),
+    Mutation(
+        "hooks/control.py",
+        "if not math.isfinite(value):\n            return False",
+        "if False:\n            return False",
+        "hooks/test_hooks_control.py::test_fault_loop_nan_metric_the_best_is_the_best_finite_value",
+    ),
+    Mutation(
+        "hooks/folder.py",
+        'if row["step"] < step or',
+        "if True or",
+        "hooks/test_hooks_folder.py::test_truncate_drops_what_a_resume_writes_again",
+    ),
+    Mutation(
+        "hooks/writers.py",
+        "purge_step=step + 1 if step else None",
+        "purge_step=None",
+        "hooks/test_hooks_writers.py::test_a_run_resumed_from_an_older_step_shows_each_tag_once_a_step",
+    ),
+    Mutation(
+        "loop.py",
+        "flight.popleft().block_until_ready()",
+        "flight.popleft()",
+        "hooks/test_hooks_loop.py::test_run_ahead_is_bounded",
+    ),
+    Mutation(
+        "build.py",
+        "            donate_argnums=0,\n",
+        "",
+        "run/test_run_ways.py::test_the_state_given_to_a_step_is_donated",
+    ),
+    Mutation(
+        "session.py",
+        "leaf.delete()",
+        "pass",
+        "run/test_run_ways.py::test_close_gives_the_device_memory_back",
+    ),
+    Mutation(
+        "session.py",
+        "best = self.store.best() or self.store.latest()",
+        "best = self.store.latest()",
+        "run/test_run_ways.py::test_test_split_is_read_once_on_the_best_sealed_step",
+    ),
+    Mutation(
+        "session.py",
+        'hook.load_state_dict(sealed.meta["hooks"][type(hook).__name__])',
+        "pass",
+        "run/test_run_resume.py::test_patience_counts_over_a_resume",
+    ),
+    Mutation(
+        "session.py",
+        "first = sealed.step if sealed else 0",
+        "first = 0",
+        "run/test_run_resume.py::test_stopped_and_resumed_equals_uninterrupted",
+    ),
+    Mutation(
+        "runner.py",
+        'if sealed.meta["data"] != job.dataset.fingerprint():',
+        "if False:",
+        "run/test_run_resume.py::test_a_resume_with_other_data_is_refused",
+    ),
+    Mutation(
+        "config/schema.py",
+        'extra="forbid"',
+        'extra="ignore"',
+        "config/test_config_errors.py",
+    ),
+]
