@@ -7,6 +7,7 @@ been dispatched after it, so nothing has donated it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from jaxtrain.core.metrics import Metrics, merge
 from jaxtrain.core.objectives import RESERVED
 from jaxtrain.core.state import State
 
-RUN_AHEAD = 32
-"""Steps that may be in flight before the loop waits for the oldest."""
+RUN_AHEAD, SHORT_STEP = 32, 1 / 64
+"""Steps that may be in flight before the loop waits for the oldest; 2, where a step takes longer than SHORT_STEP
+seconds, so that a signal, a stop and the console are at most half a second of work, or two steps, behind."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def fit(
     save: Callable[[int, State], None],
 ) -> tuple[State, Stop]:
     """Run steps `start`..`stop`. At a border: evaluate, save, early stop, control, in this order."""
-    step, late, ending = start, None, Stop("done", f"{stop} steps")
+    step, late, ending, ahead = start, None, Stop("done", f"{stop} steps"), 2
     flight: deque[Any] = deque()
     for hook in hooks:
         hook.start(start)
@@ -114,8 +116,10 @@ def fit(
             actions = _deliver(hooks, late)
             late = (step, metrics) if step % log_every == 0 or step in (1, stop) else None
             flight.append(metrics["loss"])
-            if len(flight) > RUN_AHEAD:
+            while len(flight) > ahead:
+                since = time.perf_counter()
                 flight.popleft().block_until_ready()
+                ahead = min(2 * ahead, RUN_AHEAD) if time.perf_counter() - since < SHORT_STEP else 2
             actions += [a for hook in hooks if (a := hook.after_step(step)) is not None]
             if not actions:
                 continue

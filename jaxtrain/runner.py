@@ -21,6 +21,7 @@ from jaxtrain.checkpoint.files import write_json, write_text
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
 from jaxtrain.core.state import State
 from jaxtrain.data.sources import ArraySource
+from jaxtrain.hooks.console import waiting
 from jaxtrain.hooks.folder import RunFolder, find_run, list_runs, new_folder
 from jaxtrain.loop import Stop
 from jaxtrain.resuming import changes, check_resumable, tell_changes
@@ -104,14 +105,17 @@ def train(
     folder = RunFolder(Path(run_dir)) if run_dir else None
     if auto_resume:
         unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
-        if unfinished:
+        if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
             return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet)
+        if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
+            folder, overwrite = unfinished, True
     if folder and folder.is_used() and not overwrite:
         raise ConfigError(
             f"run folder {str(folder.path)!r} is used (state {folder.read_status().get('state', 'unknown')}); continue "
             f"with: jaxtrain resume {folder.path}, or --resume=auto; start anew with --overwrite"
         )
-    job = build(parsed, model=model, loss=loss, source=_source(data))
+    with waiting("building", quiet):
+        job = build(parsed, model=model, loss=loss, source=_source(data))
     if folder and overwrite and folder.is_used():
         shutil.rmtree(folder.path)
     folder = folder or new_folder(parsed.name)
@@ -140,7 +144,8 @@ def resume(
     after = _absolute_paths(load(before, overrides.items()))
     changed = changes(before, after)
     check_resumable(changed)
-    job = build(after, model=model, loss=loss, source=_source(data))
+    with waiting("building", quiet):
+        job = build(after, model=model, loss=loss, source=_source(data))
     session = Session(job, folder, quiet)
     restored = session.store.restore_newest(job.abstract_state)
     if restored is None:

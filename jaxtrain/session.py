@@ -37,6 +37,7 @@ class Session:
         self.store = open_store(job, folder)
         metric, mode = job.config.evaluate.metric, job.mode
         self.console = Console(metric, mode, quiet=quiet)
+        self._rows = Jsonl(folder, job.steps.per_epoch, job.config.train.global_batch_size)
         self.state: State | None = None
         self._feeder: Any = None
         self._eval_batches: dict[str, list[Any]] = {}
@@ -47,7 +48,7 @@ class Session:
         begun = time.monotonic()
         self.store.sweep()
         first = sealed.step if sealed else 0
-        signals, saver = Signals(), self._saver()
+        signals, saver = Signals(console.notice), self._saver()
         hooks, board = self._hooks(saver, signals)
         for hook in hooks:
             if sealed and type(hook).__name__ in sealed.meta["hooks"]:
@@ -64,8 +65,8 @@ class Session:
             log_file.text(summary.table(job.module.params))
             with console.phase("compiling"):
                 job.compile()
-            self.state = job.init() if state is None else state
-            self._feeder = job.feeder()
+                self.state = job.init() if state is None else state
+                self._feeder = job.feeder()
             stop = signals.pending() or self._fit(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()
@@ -107,7 +108,12 @@ class Session:
                 "data": job.dataset.fingerprint(),
                 "config": config_digest(job.config),
             }
-            self.store.save(step, state, meta)
+            with self.console.phase("saving", told=False):
+                self.store.save(step, state, meta)
+
+        def evaluate_now(state: State) -> Evaluation:
+            with self.console.phase("evaluating", told=False):
+                return self.evaluate(weights_for_evaluation(state), "validation")
 
         self.state, stop = fit(
             state,
@@ -118,7 +124,7 @@ class Session:
             stop=job.steps.total,
             log_every=job.steps.log_every,
             data_offset=int(state["data_offset"]),
-            evaluate=lambda s: self.evaluate(weights_for_evaluation(s), "validation"),
+            evaluate=evaluate_now,
             save=save,
         )
         return stop
@@ -168,7 +174,7 @@ class Session:
             if split == "test":
                 result["test"] = evaluation.figures
                 named = {f"test/{name}": value for name, value in evaluation.figures.items()}
-                self._jsonl().write(step, {**named, "test/best_step": best.step})
+                self._rows.write(step, {**named, "test/best_step": best.step})
                 board.scalars(step, named)
                 board.hparams(flat_config(config), named)
             if board.enabled and "confusion" in evaluation.details:
@@ -191,14 +197,10 @@ class Session:
         steps, config = self.job.steps, self.job.config
         return Saver(steps.save_every, steps.save_seconds, steps.total, config.evaluate.metric, self.job.mode)
 
-    def _jsonl(self) -> Jsonl:
-        steps = self.job.steps
-        return Jsonl(self.folder, steps.per_epoch, self.job.config.train.global_batch_size)
-
     def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
         job, config, steps = self.job, self.job.config, self.job.steps
         board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
-        hooks: list[Hook] = [self._jsonl(), board, self.console, saver]
+        hooks: list[Hook] = [self._rows, board, self.console, saver]
         if job.dataset.rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:

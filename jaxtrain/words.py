@@ -49,8 +49,8 @@ def closing_lines(stop: Stop, result: dict[str, Any], folder: RunFolder) -> list
         shown = [n for n in ("accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss") if n in result["test"]]
         figures = ", ".join(f"{name} {result['test'][name]:.4f}" for name in shown[:4])
         lines.append(f"test: {figures} ({result['rows']['test']:,} rows, read once, at the best step)")
-    lines.append(f"next: jaxtrain report {folder.id} | eval {folder.id} | resume {folder.id} --train.duration=...")
-    return lines
+    lines.append(f"report: {folder.report}")
+    return [*lines, f"next: jaxtrain eval {folder.id}", f"  or: jaxtrain resume {folder.id} --train.duration=..."]
 
 
 def environment(job: Job) -> dict[str, Any]:

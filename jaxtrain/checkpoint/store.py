@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from jaxtrain.checkpoint import files
-from jaxtrain.config.errors import NeedsPerson, UserError
+from jaxtrain.config.errors import ConfigError, NeedsPerson, UserError
 
 log = logging.getLogger("jaxtrain")
 
@@ -92,7 +92,7 @@ class Checkpoints:
             if str(sealed.step) == str(which):
                 return sealed
         there = ", ".join(str(s.step) for s in steps)
-        raise UserError(f"checkpoint {which!r} is not there; allowed: best, last, {there}")
+        raise ConfigError(f"checkpoint {which!r} is not there; allowed: best, last, {there}")
 
     def verify(self, sealed: Sealed) -> None:
         """Compare every file with the seal. Raises CorruptStep naming the first that differs."""

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="What a config may hold.", no_args_is_help=True)
+app = typer.Typer(help="What a config may hold.", invoke_without_command=True)
+
+
+@app.callback()
+def show_help(context: typer.Context) -> None:
+    """What a config may hold."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command("list")

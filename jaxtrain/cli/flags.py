@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer.core import CompletionItem, TyperCommand
 
 from jaxtrain.config import ConfigError, parse_value
 from jaxtrain.config.schema import RunConfig
@@ -57,6 +58,15 @@ def overlays(pairs: list[str] | None) -> dict[str, Any]:
     return found
 
 
+class KeyedCommand(TyperCommand):
+    """A verb whose options are its own and every config key, for the shell's completion."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """What typer knows, and the config keys that begin as typed."""
+        keys = [CompletionItem(key) for key in complete_keys(incomplete)] if incomplete.startswith("--") else []
+        return [*super().shell_complete(ctx, incomplete), *keys]
+
+
 def complete_keys(incomplete: str) -> list[str]:
-    """Flags that begin as typed, for the shell's completion."""
-    return [f"--{key}=" for key in dotted_keys() if f"--{key}".startswith(incomplete)]
+    """Flags that begin as typed. Without "=": the shell puts a space behind what it completes."""
+    return [f"--{key}" for key in dotted_keys() if f"--{key}".startswith(incomplete)]

@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from jaxtrain.cli import config, init, look, train
-from jaxtrain.cli.flags import normalise
+from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
 TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resumes and evaluates, exactly.
@@ -17,11 +17,11 @@ TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resum
   jaxtrain train digits --dry-run    two steps through everything; --print-config shows all keys
   jaxtrain init                      a config and a model of your own to begin with
   jaxtrain runs | report last        what was trained, and how well
-  jaxtrain config describe           every key there is; jaxtrain --help lists all verbs"""
+  jaxtrain config describe SECTION   every key, its default and meaning; jaxtrain --help lists all verbs"""
 
 app = typer.Typer(add_completion=True, no_args_is_help=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(train.train)
-app.command()(train.resume)
+app.command(cls=KeyedCommand)(train.train)
+app.command(cls=KeyedCommand)(train.resume)
 app.command("eval")(look.evaluate)
 app.command()(look.runs)
 app.command()(look.report)
@@ -64,9 +64,9 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(_usage(error, arguments), USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # `jaxtrain runs | head`
+    except BrokenPipeError:  # the reader of a pipe is gone: no traceback, but no claim of success either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        return UNEXPECTED
     except Exception as error:
         if debug:
             raise

@@ -46,11 +46,13 @@ def train(
     if overfit_batches:
         keys["train.overfit_batches"] = overfit_batches
     parsed, notes = load_with_notes(config, keys.items())
-    for note in notes:
+    for note in () if quiet else notes:
         print(f"note: {note}", file=sys.stderr)
     if print_config:
         print(dump(parsed), end="")
         return
+    if not quiet:
+        print("loading jax ...", file=sys.stderr)  # the first sign of life: it takes a second or two
     from jaxtrain import runner
 
     if summary:

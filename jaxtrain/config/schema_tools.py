@@ -46,7 +46,8 @@ def variant(section: str, kind: str | None) -> type[BaseModel] | None:
 
 def default_kind(section: str) -> str | None:
     """The kind a section has when a config does not name one."""
-    return getattr(RunConfig.model_fields[section].default, "kind", None)
+    field = RunConfig.model_fields.get(section)
+    return getattr(field.default, "kind", None) if field else None
 
 
 def fields() -> Iterator[tuple[str, str | None, str, FieldInfo]]:

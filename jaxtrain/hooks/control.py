@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jaxtrain.config.errors import INTERRUPTED, NEEDS_PERSON, PREEMPTED
@@ -143,7 +144,8 @@ class TimeBudget(Hook):
 class Signals(Hook):
     """Ctrl-C saves and ends with 130, SIGTERM saves and ends with 75; a second signal ends at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+        self._say = say
         self._seen: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -174,4 +176,4 @@ class Signals(Hook):
         if self._seen is not None:
             os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
         self._seen = number
-        os.write(2, b"\nstopping after this step and saving; a second signal ends at once\n")
+        self._say("stopping after this step and saving; a second signal ends at once")
