@@ -101,12 +101,15 @@ def train(
     or `auto_resume` (it is continued; without run_dir the newest unfinished run of this very config is).
     Raises ConfigError (bad input) and NeedsPerson (nothing finite, nothing intact).
     """
-    parsed = _absolute_paths(_named(load(config, overrides.items()), model, loss, data))
+    asked = load(config, overrides.items())
+    parsed = _absolute_paths(_named(asked, model, loss))
     folder = RunFolder(Path(run_dir)) if run_dir else None
     if auto_resume:
         unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
         if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
-            return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet)
+            # What is asked for now and differs from then is a change like any other: told, or refused.
+            asked_now = {key: now for key, (_, now) in changes(load(unfinished.resolved), parsed).items()}
+            return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet, **asked_now)
         if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
             folder, overwrite = unfinished, True
     if folder and folder.is_used() and not overwrite:
@@ -120,7 +123,7 @@ def train(
         shutil.rmtree(folder.path)
     folder = folder or new_folder(parsed.name)
     folder.create()
-    write_text(folder.config, str(config) + "\n" if isinstance(config, (str, Path)) else dump(load(config)))
+    write_text(folder.config, dump(asked))
     write_text(folder.resolved, dump(parsed))
     write_json(folder.env, environment(job))
     return _run(Session(job, folder, quiet))
@@ -147,14 +150,16 @@ def resume(
     with waiting("building", quiet):
         job = build(after, model=model, loss=loss, source=_source(data))
     session = Session(job, folder, quiet)
-    restored = session.store.restore_newest(job.abstract_state)
+    with waiting("restoring", quiet):
+        restored = session.store.restore_newest(job.abstract_state, lambda why: folder.note("quarantine", why=why))
     if restored is None:
         raise NeedsPerson(f"{folder.path}: no checkpoint to resume from; start anew with jaxtrain train --overwrite")
     sealed, state = restored
     if sealed.meta["data"] != job.dataset.fingerprint():
         raise ConfigError(
             f"the data of {folder.path} has changed since step {sealed.step} was saved (fingerprint "
-            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring the data back, or train anew"
+            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring the data back (arrays given in Python: "
+            "jt.Trainer(config, data=...).resume(run)), or train anew"
         )
     if sealed.step >= job.steps.total:
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
@@ -239,7 +244,7 @@ def _source(data: Data | None) -> ArraySource | None:
     return ArraySource("data", **arrays)
 
 
-def _named(config: RunConfig, model: Any, loss: Any, data: Data | None) -> RunConfig:
+def _named(config: RunConfig, model: Any, loss: Any) -> RunConfig:
     """The config of a run whose model or loss was given in Python says so, by name."""
     changed: list[tuple[str, Any]] = []
     for section, given in (("model", model), ("objective", loss)):

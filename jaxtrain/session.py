@@ -75,6 +75,7 @@ class Session:
             return stop, result
         except BaseException as error:
             stop = Stop("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+            self.release()
             raise
         finally:
             board.finish()

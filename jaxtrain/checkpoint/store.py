@@ -16,6 +16,7 @@ import math
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,12 @@ class Checkpoints:
             )
         return jax.tree.unflatten(tree, [arrays[name] for name in target])
 
-    def restore_newest(self, abstract: Any) -> tuple[Sealed, Any] | None:
+    def restore_newest(
+        self, abstract: Any, note: Callable[[str], None] = lambda why: None
+    ) -> tuple[Sealed, Any] | None:
         """The newest step that verifies; a corrupt one is set aside and the next older is taken. None without steps.
 
+        note: told why a step is set aside, before it is.
         Raises NeedsPerson when steps existed and none verifies: a run never starts silently from scratch.
         """
         steps = self.steps()
@@ -143,6 +147,7 @@ class Checkpoints:
                 return sealed, self.restore(sealed, abstract)
             except CorruptStep as error:
                 aside = self.folder / f".quarantine-{sealed.path.name}"
+                note(str(error))
                 log.warning("%s; set aside as %s, taking the next older", error, aside.name)
                 shutil.rmtree(aside, ignore_errors=True)
                 sealed.path.rename(aside)

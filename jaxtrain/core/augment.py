@@ -28,6 +28,8 @@ def flip(key: jax.Array, images: jax.Array) -> jax.Array:
 
 def augment(config: Augment, key: jax.Array, images: jax.Array) -> jax.Array:
     """All changes that the config asks for."""
+    if not (config.shift or config.flip):
+        return images
     shift_key, flip_key = jax.random.split(key)
     if config.shift:
         images = shift(shift_key, images, config.shift)

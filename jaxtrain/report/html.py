@@ -94,7 +94,7 @@ def _facts(record: Record) -> str:
     facts: list[tuple[str, Any]] = [
         ("model", record.setting("model", "target") or record.setting("model", "kind")),
         ("parameters", f"{parameters:,}" if parameters is not None else None),
-        ("data", record.setting("data", "path") or record.setting("data", "kind")),
+        ("data", record.result.get("data") or record.setting("data", "path") or record.setting("data", "kind")),
         ("rows", ", ".join(parts)),
         ("duration", reached + (f" ({wanted} asked for)" if wanted is not None else "")),
         ("wall time", seconds(wall) + (" since the last resume" if resumed else "") if wall is not None else None),

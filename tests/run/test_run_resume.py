@@ -201,5 +201,37 @@ def test_a_corrupt_newest_step_is_set_aside_and_the_end_is_the_same(
     victim.write_bytes(bytes(data))
     resumed = jt.resume(tmp_path / "run", quiet=True)
     assert (tmp_path / "run/checkpoints" / f".quarantine-{newest.name}").is_dir()
+    events = [json.loads(line) for line in (tmp_path / "run/journal.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["quarantine", "resume"]
+    assert victim.name in events[0]["why"]
     assert host(resumed.state["params"]).keys() == host(whole.state["params"]).keys()
     assert differing(resumed.state, whole.state) == []
+
+
+def test_auto_resume_goes_on_and_treats_another_config_as_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop_at(monkeypatch, 10)
+    tiny(tmp_path / "run").close()
+    monkeypatch.undo()
+    with pytest.raises(jt.ConfigError, match=r"train\.seed: a resume cannot change 0 to 3"):
+        tiny(tmp_path / "run", auto_resume=True, **{"train.seed": 3})
+    capfd.readouterr()
+    run = jt.train(TINY, run_dir=tmp_path / "run", auto_resume=True, **{"train.duration": 26})
+    assert int(run.state["step"]) == 26
+    assert "changed: train.duration 24 -> 26" in capfd.readouterr().err
+    again = jt.train(TINY, run_dir=tmp_path / "run", auto_resume=True, quiet=True, **{"train.duration": 26})
+    assert again.test == run.test  # finished: nothing is done twice
+
+
+def test_runs_without_validation_or_test_rows_say_so(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "a", **{"data.validation_fraction": 0.0})
+    assert run.result["best"]["step"] == 24  # nothing chose: the last
+    assert run.result["best"]["evaluation"] is None
+    assert run.test["accuracy"] > 0
+    run = tiny(tmp_path / "b", **{"data.test_fraction": 0.0})
+    assert run.test == {}
+    assert run.result["best"]["evaluation"]["loss"] > 0
+    run = tiny(tmp_path / "c", **{"data.test_fraction": 0.0, "data.validation_fraction": 0.0})
+    assert run.exit_code == 0
+    assert (tmp_path / "c/report.html").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -15,7 +16,10 @@ from flax import nnx
 from run_helpers import TINY, differing, tiny
 
 import jaxtrain as jt
+from jaxtrain.build import build
 from jaxtrain.checkpoint import Checkpoints
+from jaxtrain.config import load
+from jaxtrain.hooks.control import Evaluator
 
 FLAGS = ["--model.kind=mlp", "--model.hidden=[32]", "--augment.shift=0", "--train.duration=40"]
 KEYS = {"model.kind": "mlp", "model.hidden": [32], "augment.shift": 0, "train.duration": 40}
@@ -174,3 +178,29 @@ def test_a_run_that_is_never_finite_ends_with_78_and_no_claim(tmp_path: Path) ->
         assert np.isnan(rows[0]["train/loss"])  # told, not hidden
     status = jt.load_run(tmp_path / "run")
     assert status.stop.state == "failed"
+
+
+@pytest.mark.parametrize(("kind", "loops"), [("cnn", False), ("mlp", True)])
+def test_accumulation_of_convolutions_is_written_out_on_a_cpu(kind: str, loops: bool) -> None:
+    """XLA:CPU runs convolutions inside a loop more than ten times slower; products are not affected."""
+    keys = {"model.kind": kind, "model.dropout": 0.0, "augment.shift": 0, "data.feed": "direct"}  # no other loops
+    text = build(load("digits", {**keys, "train.micro_batch_size": 16}.items())).lower().as_text()
+    assert ("stablehlo.while" in text) is loops
+    assert "stablehlo.while" not in build(load("digits", keys.items())).lower().as_text()
+
+
+def test_an_error_in_a_run_gives_everything_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny(tmp_path / "warm").close()
+    before, threads = len(jax.live_arrays()), threading.active_count()
+
+    def fail(self: Evaluator, step: int) -> None:
+        if step == 3:
+            raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Evaluator, "after_step", fail)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        tiny(tmp_path / "run", **{"data.feed": "prefetch"})
+    assert len(jax.live_arrays()) == before
+    assert threading.active_count() == threads
+    status = jt.load_run(tmp_path / "run").stop
+    assert (status.state, status.reason) == ("failed", "RuntimeError: broken on purpose")
