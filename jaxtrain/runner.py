@@ -158,8 +158,8 @@ def resume(
     if sealed.meta["data"] != job.dataset.fingerprint():
         raise ConfigError(
             f"the data of {folder.path} has changed since step {sealed.step} was saved (fingerprint "
-            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring the data back (arrays given in Python: "
-            "jt.Trainer(config, data=...).resume(run)), or train anew"
+            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring it back (arrays given in "
+            "Python: jt.Trainer(config, data=...).resume(run)), or train anew"
         )
     if sealed.step >= job.steps.total:
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")

@@ -33,3 +33,9 @@ def shared() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return path
+
+
+@pytest.fixture(scope="session")
+def compiled() -> str:
+    """Where compiled programs of this session are kept."""
+    return os.environ["JAX_COMPILATION_CACHE_DIR"]

@@ -1,34 +1,13 @@
-"""The command in this process, a finished run, and programs compiled once for all tests of this folder."""
+"""The command in this process, and a finished run."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where compiled programs are kept."""
-    return str(tmp_path_factory.mktemp("compiled"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_cache(compiled: str) -> Iterator[None]:
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (compiled, 0), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @dataclass

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_helpers import of_kind
 
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, load, load_with_notes
 from jaxtrain.config import schema_tools as tools
@@ -42,19 +43,6 @@ def refusal(config: Any, overlays: Overlays | None = None) -> str:
     assert line.strip() == line
     assert line != ""
     return line
-
-
-def of_kind(section: str, kind: str | None, folder: Path) -> Overlays:
-    """Overlays that choose a variant and give it what it needs."""
-    file = folder / "rows.npz"
-    file.touch()
-    if kind is None:
-        return []
-    cls = tools.variant(section, kind)
-    assert cls is not None
-    needed = {"path": str(file), "target": "my_file.py:Thing"}
-    required = [name for name, info in cls.model_fields.items() if info.is_required()]
-    return [(f"{section}.kind", kind), *[(f"{section}.{name}", needed[name]) for name in required]]
 
 
 def yaml_file(folder: Path, content: str | bytes) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from config_helpers import of_kind
 from pydantic import ValidationError
 
 from jaxtrain.config import RunConfig, dump, load, load_with_notes, parse_value, shipped
@@ -25,19 +26,6 @@ def yaml_file(folder: Path, text: str) -> Path:
     file = folder / "config.yaml"
     file.write_text(text, encoding="utf-8")
     return file
-
-
-def of_kind(section: str, kind: str | None, folder: Path) -> list[tuple[str, Any]]:
-    """Overlays that choose a variant and give it what it needs."""
-    file = folder / "rows.npz"
-    file.touch()
-    if kind is None:
-        return []
-    cls = tools.variant(section, kind)
-    assert cls is not None
-    needed = {"path": str(file), "target": "my_file.py:Thing"}
-    required = [name for name, info in cls.model_fields.items() if info.is_required()]
-    return [(f"{section}.kind", kind), *[(f"{section}.{name}", needed[name]) for name in required]]
 
 
 def reload(config: RunConfig, folder: Path) -> RunConfig:
