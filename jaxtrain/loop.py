@@ -123,13 +123,14 @@ def fit(
             actions += [a for hook in hooks if (a := hook.after_step(step)) is not None]
             if not actions:
                 continue
-            stopping = any(isinstance(a, Stop) for a in actions)
-            actions += _deliver(hooks, (step, metrics) if stopping else late)
-            late = None
+            logged, row, late = late is not None, (step, metrics), None
+            actions += _deliver(hooks, row if logged else None)
             if EvaluateNow in actions:
                 evaluation = evaluate(state)
                 actions += [a for hook in hooks if (a := hook.on_evaluation(step, evaluation)) is not None]
             stops = [a for a in actions if isinstance(a, Stop)]
+            if stops and not logged:
+                _deliver(hooks, row)  # the last step has a row, wherever it is
             if SaveNow in actions or stops:
                 save(step, state)
                 for hook in hooks:

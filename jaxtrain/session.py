@@ -18,7 +18,7 @@ from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
 from jaxtrain.data.order import sequential_rows
 from jaxtrain.hooks.console import Console
-from jaxtrain.hooks.control import EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
+from jaxtrain.hooks.control import CheckSaves, EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
 from jaxtrain.hooks.folder import RunFolder, strict
 from jaxtrain.hooks.writers import Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
@@ -201,7 +201,7 @@ class Session:
     def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
         job, config, steps = self.job, self.job.config, self.job.steps
         board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
-        hooks: list[Hook] = [self._rows, board, self.console, saver]
+        hooks: list[Hook] = [CheckSaves(self.store.poll), self._rows, board, self.console, saver]
         if job.dataset.rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:

@@ -182,6 +182,18 @@ MUTATIONS = [
         "run/test_run_resume.py::test_stopped_and_resumed_equals_uninterrupted",
     ),
     Mutation(
+        "loop.py",
+        "if stops and not logged:",
+        "if False:",
+        "run/test_run_ways.py::test_a_run_that_is_stopped_early_has_a_row_for_its_last_step",
+    ),
+    Mutation(
+        "hooks/control.py",
+        "        self._poll()\n",
+        "        pass\n",
+        "run/test_run_ways.py::test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save",
+    ),
+    Mutation(
         "runner.py",
         'if sealed.meta["data"] != job.dataset.fingerprint():',
         "if False:",

@@ -34,7 +34,7 @@ def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _pytest(place: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    settings = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "no:cacheprovider", "-q", "-x"]
+    settings = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "no:cacheprovider", "-x", "-n", "0"]
     return _python(place, "-m", "pytest", *settings, *(str(TESTS / test) for test in tests))
 
 

@@ -87,6 +87,16 @@ class Saver(Hook):
         self.best.load_state_dict(values)
 
 
+class CheckSaves(Hook):
+    """Lets the error of a save that failed in the background surface at the next step, not at the next save."""
+
+    def __init__(self, poll: Callable[[], None]) -> None:
+        self._poll = poll
+
+    def after_step(self, step: int) -> None:
+        self._poll()
+
+
 class EarlyStopping(Hook):
     """Stops after `patience` evaluations without improvement by more than min_delta; NaN is no improvement."""
 

@@ -17,7 +17,7 @@ from run_helpers import TINY, differing, tiny
 
 import jaxtrain as jt
 from jaxtrain.build import build
-from jaxtrain.checkpoint import Checkpoints
+from jaxtrain.checkpoint import Checkpoints, files
 from jaxtrain.config import load
 from jaxtrain.hooks.control import Evaluator
 
@@ -204,3 +204,26 @@ def test_an_error_in_a_run_gives_everything_back(tmp_path: Path, monkeypatch: py
     assert threading.active_count() == threads
     status = jt.load_run(tmp_path / "run").stop
     assert (status.state, status.reason) == ("failed", "RuntimeError: broken on purpose")
+
+
+def test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "fsync_tree", full)
+    keys = {"checkpoint.every": 4, "train.duration": 100_000, "evaluate.every": 0, "log.every": 1000}
+    with pytest.raises(jt.NeedsPerson, match="No space left on device"):
+        tiny(tmp_path / "run", **keys)
+    status = jt.load_run(tmp_path / "run").folder.read_status()
+    assert status["state"] == "failed"
+    assert status["last_sealed"] is None
+    assert status["step"] < 5000
+
+
+def test_a_run_that_is_stopped_early_has_a_row_for_its_last_step(tmp_path: Path) -> None:
+    keys = {"evaluate.every": 3, "early_stopping.patience": 2, "early_stopping.min_delta": 10.0, "log.every": 50}
+    run = tiny(tmp_path / "run", **keys)
+    assert int(run.state["step"]) == 9
+    assert [row["step"] for row in run.metrics() if "train/loss" in row] == [1, 9]
