@@ -213,13 +213,13 @@ def test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "fsync_tree", full)
-    keys = {"checkpoint.every": 4, "train.duration": 100_000, "evaluate.every": 0, "log.every": 1000}
+    keys = {"checkpoint.every": 3000, "train.duration": 100_000, "evaluate.every": 0, "log.every": 1000}
     with pytest.raises(jt.NeedsPerson, match="No space left on device"):
         tiny(tmp_path / "run", **keys)
     status = jt.load_run(tmp_path / "run").folder.read_status()
     assert status["state"] == "failed"
     assert status["last_sealed"] is None
-    assert status["step"] < 5000
+    assert 3000 <= status["step"] < 6000
 
 
 def test_a_run_that_is_stopped_early_has_a_row_for_its_last_step(tmp_path: Path) -> None:
