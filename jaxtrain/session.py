@@ -151,7 +151,7 @@ class Session:
         """The test split, read once, on the best sealed step; result.json; the report."""
         job, folder, config = self.job, self.folder, self.job.config
         step = int(self.state["step"])  # type: ignore[index]
-        if job.dataset.rows("validation") and saver.best.value is None:
+        if saver.evaluations and saver.best.value is None:
             reason = f"eval/{config.evaluate.metric} was never finite; no step can be called the best"
             return Stop("failed", reason, NeedsPerson.exit_code), {}
         best = self.store.best() or self.store.latest()

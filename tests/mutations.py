@@ -194,6 +194,12 @@ MUTATIONS = [
         "run/test_run_ways.py::test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save",
     ),
     Mutation(
+        "session.py",
+        "if saver.evaluations and saver.best.value is None:",
+        "if saver.best.value is None:",
+        "run/test_run_ways.py::test_a_time_budget_that_ends_before_the_first_evaluation_tests_the_last_step",
+    ),
+    Mutation(
         "runner.py",
         'if sealed.meta["data"] != job.dataset.fingerprint():',
         "if False:",

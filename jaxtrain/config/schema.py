@@ -347,7 +347,7 @@ class Train(Section):
         None, "rows of one forward pass over all devices; several are accumulated; none = the whole batch"
     )
     ema_decay: Fraction = _field(0.0, "decay of the averaged weights, which are then evaluated; 0 = none")
-    time_budget: Seconds = _field(None, 'stop, save and evaluate after so much wall time ("2h")')
+    time_budget: Seconds = _field(None, 'stop and save after so much wall time ("2h"); the best step is then tested')
     overfit_batches: Count = _field(0, "train and evaluate on so many batches only, to see the loss fall; 0 = off")
 
 

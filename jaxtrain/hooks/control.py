@@ -57,6 +57,7 @@ class Saver(Hook):
     def __init__(self, every: int, seconds: float | None, last: int, metric: str, mode: str) -> None:
         self._every, self._seconds, self._last, self._metric = every, seconds, last, metric
         self.best = BestSoFar(mode)
+        self.evaluations = 0
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._saved = time.monotonic()
 
@@ -70,6 +71,7 @@ class Saver(Hook):
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> Action | None:
         self._evaluated = (step, evaluation.figures)
+        self.evaluations += 1
         value = evaluation.figures.get(self._metric, math.nan)
         return SaveNow if self.best.update(step, value) else None
 
@@ -81,10 +83,11 @@ class Saver(Hook):
         return self._evaluated[1] if self._evaluated[0] == step else None
 
     def state_dict(self) -> dict[str, Any]:
-        return self.best.state_dict()
+        return {**self.best.state_dict(), "evaluations": self.evaluations}
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self.best.load_state_dict(values)
+        self.evaluations = values["evaluations"]
 
 
 class CheckSaves(Hook):

@@ -140,10 +140,10 @@ def test_early_stopping_goes_on_from_its_saved_state_as_if_never_stopped(shared:
     assert (forgotten[-1] is None) == (cut > 3)  # after the best at 3 the count is what a resume must know
 
 
-def test_the_state_of_the_saver_is_its_best() -> None:
+def test_the_state_of_the_saver_is_its_best_and_how_many_it_saw() -> None:
     saver = Saver(0, None, 100, "loss", "min")
     saver.on_evaluation(7, evaluation(0.5))
-    assert saver.state_dict() == {"step": 7, "value": 0.5}
+    assert saver.state_dict() == {"step": 7, "value": 0.5, "evaluations": 1}
     other = Saver(0, None, 100, "loss", "min")
     other.load_state_dict(saver.state_dict())
     assert other.on_evaluation(8, evaluation(0.6)) is None

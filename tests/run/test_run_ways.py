@@ -227,3 +227,10 @@ def test_a_run_that_is_stopped_early_has_a_row_for_its_last_step(tmp_path: Path)
     run = tiny(tmp_path / "run", **keys)
     assert int(run.state["step"]) == 9
     assert [row["step"] for row in run.metrics() if "train/loss" in row] == [1, 9]
+
+
+def test_a_time_budget_that_ends_before_the_first_evaluation_tests_the_last_step(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", **{"train.time_budget": 1e-9})
+    assert (run.stop.state, run.exit_code) == ("time_budget", 0)
+    assert run.result["best"] == {"step": 1, "metric": "loss", "evaluation": None}
+    assert run.test["loss"] > 0
