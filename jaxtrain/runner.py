@@ -28,6 +28,9 @@ from jaxtrain.resuming import changes, check_resumable, tell_changes
 from jaxtrain.session import Session, open_store
 from jaxtrain.words import environment
 
+ENDED = ("early_stop", "time_budget")
+"""States of a run that ended by itself before its last step."""
+
 Data = ArraySource | Mapping[str, Any] | tuple[Any, Any]
 
 
@@ -109,6 +112,8 @@ def train(
         if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
             # What is asked for now and differs from then is a change like any other: told, or refused.
             asked_now = {key: now for key, (_, now) in changes(load(unfinished.resolved), parsed).items()}
+            if not asked_now and unfinished.read_status().get("state") in ENDED:
+                return load_run(unfinished.path)  # an early stop is an end: going on would be another run
             return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet, **asked_now)
         if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
             folder, overwrite = unfinished, True
@@ -272,6 +277,5 @@ def _unfinished(config: RunConfig) -> RunFolder | None:
     """The newest run of this very config that has not ended by itself."""
     for folder in reversed(list_runs()):
         if folder.path.parent.name == config.name and load(folder.resolved) == config:
-            ended = folder.read_status().get("state") in ("done", "early_stop", "time_budget")
-            return None if ended else folder
+            return None if folder.read_status().get("state") in ("done", *ENDED) else folder
     return None

@@ -15,7 +15,7 @@ CONVOLUTION: dict[str, dict[str, str]] = {
 }
 
 
-# XLA:CPU spends seconds on optimising code that draws random numbers once (a small resnet: 7.4 s, now 1.2 s).
+# XLA:CPU spends far longer on optimising code that draws random numbers than running it once takes.
 RUN_ONCE: dict[str, dict[str, str]] = {"cpu": {"xla_backend_optimization_level": "0"}}
 
 

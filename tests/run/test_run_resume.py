@@ -235,3 +235,15 @@ def test_runs_without_validation_or_test_rows_say_so(tmp_path: Path) -> None:
     run = tiny(tmp_path / "c", **{"data.test_fraction": 0.0, "data.validation_fraction": 0.0})
     assert run.exit_code == 0
     assert (tmp_path / "c/report.html").exists()
+
+
+def test_auto_resume_leaves_a_run_that_stopped_early_as_it_is(tmp_path: Path) -> None:
+    options = {"evaluate.every": 2, "early_stopping.patience": 3, "early_stopping.min_delta": 10.0}
+    run = tiny(tmp_path / "run", **options)
+    assert run.stop.state == "early_stop"
+    rows = rows_without_time(run)
+    again = tiny(tmp_path / "run", auto_resume=True, **options)
+    assert (again.stop.state, again.exit_code, again.test) == ("early_stop", 0, run.test)
+    assert rows_without_time(again) == rows
+    longer = tiny(tmp_path / "run", auto_resume=True, **{**options, "early_stopping.patience": 5})
+    assert int(longer.state["step"]) == 12  # the control: two more evaluations of patience
