@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import psutil
 
+from jaxtrain.config.errors import ConfigError
 from jaxtrain.core.precision import PRECISIONS, Precision
 
 log = logging.getLogger("jaxtrain")
@@ -30,8 +32,16 @@ class Devices:
 
 
 def available() -> Devices:
-    """All devices of jax's default backend. This starts the backend."""
-    devices = tuple(jax.devices())
+    """All devices of jax's default backend. This starts the backend. Raises ConfigError when it does not start."""
+    try:
+        devices = tuple(jax.devices())
+    except Exception as error:  # jax raises RuntimeError, and AssertionError for a platform without a plugin
+        asked = os.environ.get("JAX_PLATFORMS")
+        why = " ".join(str(error).split()) or type(error).__name__
+        hint = f"JAX_PLATFORMS={asked} asks for it: unset it, " if asked else ""
+        raise ConfigError(
+            f"jax cannot start its backend: {why}; {hint}or install jaxtrain[cuda12] for a GPU"
+        ) from error
     first = devices[0]
     memory = (first.memory_stats() or {}).get("bytes_limit") if first.platform != "cpu" else None
     return Devices(devices, first.platform, first.device_kind, memory or psutil.virtual_memory().total)

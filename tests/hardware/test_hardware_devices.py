@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -175,3 +177,16 @@ def test_a_device_that_jax_uses_is_not_unused_and_nvml_is_not_asked(
     monkeypatch.setitem(sys.modules, "pynvml", stub)
     assert unused_gpu(devices(platform)) is None
     assert not stub.called
+
+
+def test_a_backend_that_does_not_start_is_one_line_with_its_reason() -> None:
+    """In a process of its own: a backend starts once."""
+    command = [sys.executable, "-m", "jaxtrain", "train", "digits", "--quiet", "--summary"]
+    done = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()[-1:]
+    assert line.startswith("jaxtrain: jax cannot start its backend: ")
+    assert "JAX_PLATFORMS=nowhere asks for it: unset it" in line
+    assert done.stdout == ""
+    works = subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
+    assert works.returncode == 0  # the control
