@@ -8,8 +8,10 @@ A feeder is called with the position (step + data_offset) and gives the argument
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -93,13 +95,15 @@ class Direct:
 
 
 class Prefetch:
-    """A thread gathers and puts the next batches. A jump of the position starts it anew; its error is raised here."""
+    """A thread gathers and puts the next batches. A jump of the position starts it anew; its error is raised here.
+
+    The thread holds no reference to its feeder: one that is dropped without `close()` ends it too.
+    """
 
     def __init__(self, batches: HostBatches, put: Put) -> None:
         self._batches, self._put = batches, put
         self._queue: queue.Queue[tuple[int, Any]] = queue.Queue(_DEPTH)
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._end: weakref.finalize[..., Prefetch] | None = None
         self._next = -1
 
     def __call__(self, position: int) -> Batch:
@@ -115,32 +119,38 @@ class Prefetch:
         return batch  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            while self._thread.is_alive():
-                try:
-                    self._queue.get(timeout=0.05)
-                except queue.Empty:
-                    continue
-            self._thread = None
+        if self._end is not None:
+            self._end()
+            self._end = None
         self._next = -1
 
     def _start(self, position: int) -> None:
-        self._queue, self._stop = queue.Queue(_DEPTH), threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(position, self._queue, self._stop), name="jaxtrain-prefetch", daemon=True
-        )
-        self._thread.start()
+        self._queue, stop = queue.Queue(_DEPTH), threading.Event()
+        arguments = (self._batches, self._put, position, self._queue, stop)
+        thread = threading.Thread(target=_read_ahead, args=arguments, name="jaxtrain-prefetch", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, thread, self._queue, stop)
 
-    def _run(self, position: int, out: queue.Queue[tuple[int, Any]], stop: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                item: Any = self._put(self._batches(position))
-            except BaseException as error:
-                out.put((position, error))
-                return
-            out.put((position, item))
-            position += 1
+
+def _read_ahead(
+    batches: HostBatches, put: Put, position: int, out: queue.Queue[tuple[int, Any]], stop: threading.Event
+) -> None:
+    while not stop.is_set():
+        try:
+            item: Any = put(batches(position))
+        except BaseException as error:
+            out.put((position, error))
+            return
+        out.put((position, item))
+        position += 1
+
+
+def _end(thread: threading.Thread, out: queue.Queue[tuple[int, Any]], stop: threading.Event) -> None:
+    """Stops a reading thread: once `stop` is set it puts at most one batch more, for which the queue is emptied."""
+    stop.set()
+    while thread.is_alive():
+        with contextlib.suppress(queue.Empty):
+            out.get(timeout=0.05)
 
 
 Feeder = Resident | Direct | Prefetch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,18 @@ def host_batches(dataset: Dataset) -> feed.HostBatches:
     return feed.HostBatches(dataset, "train", SEED, BATCH)
 
 
-def threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "jaxtrain-prefetch"]
+def threads(but: tuple[threading.Thread, ...] | None = None) -> list[threading.Thread]:
+    """The reading threads that this test started: runs of other tests may still be open in this process."""
+    others = OTHERS if but is None else but
+    return [t for t in threading.enumerate() if t.name == "jaxtrain-prefetch" and t not in others]
+
+
+OTHERS: tuple[threading.Thread, ...] = ()
+
+
+@pytest.fixture(autouse=True)
+def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "OTHERS", tuple(threads(but=())))
 
 
 def test_resident_direct_and_prefetch_give_the_same_batches_over_three_epochs(dataset: Dataset) -> None:
@@ -210,3 +221,12 @@ def test_a_seed_above_two_billion_trains_as_any_other() -> None:
     job = build(config_of(train__seed=2**32 - 1, model__hidden=[4], train__duration=1))
     assert job.feed_kind == "resident"
     job.lower()
+
+
+def test_a_feeder_that_is_dropped_without_close_ends_its_thread(dataset: Dataset) -> None:
+    prefetch = feed.Prefetch(host_batches(dataset), lambda batch: batch)
+    prefetch(0)
+    assert len(threads()) == 1
+    del prefetch
+    gc.collect()
+    assert threads() == []

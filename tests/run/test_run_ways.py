@@ -151,6 +151,8 @@ def test_feeds_give_the_same_run(tmp_path: Path) -> None:
     assert differing(runs["direct"].state, runs["prefetch"].state) == []
     assert differing(runs["direct"].state, runs["resident"].state) == []
     assert runs["direct"].test == runs["resident"].test
+    for run in runs.values():
+        run.close()
 
 
 def test_test_split_is_read_once_on_the_best_sealed_step(tmp_path: Path) -> None:
