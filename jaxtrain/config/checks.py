@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from jaxtrain.config.errors import ConfigError
-from jaxtrain.config.schema import Arrays, CrossEntropy, Piecewise, Resnet, RunConfig
+from jaxtrain.config.schema import Arrays, CrossEntropy, Gpt, Piecewise, Resnet, RunConfig
 
 
 def check(config: RunConfig) -> None:
@@ -24,7 +24,7 @@ def check(config: RunConfig) -> None:
         raise ConfigError(
             f'train.duration: {train.duration!r}: a run is no share of itself; allowed: steps (500) or epochs ("20ep")'
         )
-    taken = data.validation_fraction + data.test_fraction
+    taken = data.validation_fraction + getattr(data, "test_fraction", 0.0)
     if taken >= 1.0:
         raise ConfigError(
             f"data.validation_fraction + data.test_fraction = {taken:g} leaves no rows to train on; "
@@ -45,7 +45,7 @@ def check(config: RunConfig) -> None:
             f"{objective.label_smoothing:g}: focal loss is defined for hard targets; set one of them to 0"
         )
     for name, moves in (("flip", config.augment.flip), ("shift", config.augment.shift)):
-        if moves and data.normalize == "feature":
+        if moves and getattr(data, "normalize", "none") == "feature":
             raise ConfigError(
                 f"augment.{name}={moves} with data.normalize=feature: pixels would change places with their scale; "
                 "allowed: data.normalize channel or none"
@@ -56,8 +56,23 @@ def check(config: RunConfig) -> None:
                 raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
         if data.path.endswith(".npy") and data.targets_path is None:
             raise ConfigError(f"data.targets_path: a value is needed, as data.path is {data.path!r}: targets.npy")
+    if isinstance(config.model, Gpt):
+        _check_heads(config.model)
     if isinstance(config.model, Resnet) and config.model.norm == "none" and config.model.depth > 20:
         raise ConfigError(
             f"model.norm=none with model.depth={config.model.depth}: a residual net this deep does not train "
             "without normalisation; allowed: batch, group, layer, or a depth up to 20"
+        )
+
+
+def _check_heads(model: Gpt) -> None:
+    kv_heads = model.kv_heads or model.heads
+    if model.width % model.heads:
+        raise ConfigError(f"model.heads: {model.heads} does not divide model.width {model.width}")
+    if model.heads % kv_heads:
+        raise ConfigError(f"model.kv_heads: {kv_heads} does not divide model.heads {model.heads}")
+    if model.positions == "rotary" and model.width // model.heads % 2:
+        raise ConfigError(
+            f"model.heads: {model.heads} heads of {model.width // model.heads} features each; "
+            "model.positions=rotary needs an even number"
         )

@@ -6,159 +6,28 @@ The names of fields are a contract (DESIGN.md, 13).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from numbers import Number
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
+from jaxtrain.config.data_kinds import Arrays as Arrays
+from jaxtrain.config.data_kinds import Data as Data
+from jaxtrain.config.data_kinds import Digits as Digits
+from jaxtrain.config.data_kinds import Images as Images
+from jaxtrain.config.data_kinds import Mnist as Mnist
+from jaxtrain.config.data_kinds import Pystdlib as Pystdlib
+from jaxtrain.config.data_kinds import Text as Text
 from jaxtrain.config.durations import Period, Seconds, StepDuration
-
-
-def _no_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("a number is needed")
-    return value
-
-
-def _as_tuple(value: object) -> object:
-    """A single value may stand for a list of one: `--model.hidden=128`."""
-    if isinstance(value, (str, Number)) and not isinstance(value, bool):
-        return (value,)
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a list is needed")
-    return value
-
-
-def _as_text(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _as_yaml(value: Any) -> Any:
-    """Own arguments hold what a file can hold, so that a dump loads back equal; tuples become lists."""
-    if isinstance(value, Mapping):
-        return {key: _as_yaml(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_yaml(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ValueError("allowed: numbers, words, true, false, null, and lists and mappings of them")
-
-
-NoBool = BeforeValidator(_no_bool)
-ListOfOne = BeforeValidator(_as_tuple)
-Fraction = Annotated[float, NoBool, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, NoBool, Field(gt=0.0)]
-NonNegative = Annotated[float, NoBool, Field(ge=0.0)]
-Count = Annotated[int, NoBool, Field(ge=0)]
-Size = Annotated[int, NoBool, Field(ge=1)]
-Seed = Annotated[int, NoBool, Field(ge=0, lt=2**32)]  # jax.random.key(2**32) is jax.random.key(0)
-Sizes = Annotated[tuple[Size, ...], ListOfOne]
-PathText = Annotated[str, BeforeValidator(_as_text)]
-Initialiser = Literal[
-    "he_normal",
-    "he_uniform",
-    "xavier_normal",
-    "xavier_uniform",
-    "lecun_normal",
-    "lecun_uniform",
-    "truncated_normal",
-    "orthogonal",
-    "zeros",
-]
-Activation = Literal["relu", "gelu", "silu", "tanh"]
-Norm = Literal["batch", "group", "layer", "none"]
-Dtype = Literal["float32", "bfloat16"]
-
-
-def _field(default: Any, description: str, **checks: Any) -> Any:
-    return Field(default, description=description, **checks)
-
-
-class Section(BaseModel):
-    """The base of all parts of a config: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-
-# ---------------------------------------------------------------- models
-
-
-class _Network(Section):
-    activation: Activation = _field("relu", "the non-linearity")
-    dropout: Fraction = _field(0.0, "share of the last hidden features that is dropped in training")
-    init: Initialiser = _field("he_normal", "initialiser of kernels; biases start at zero")
-
-
-class Mlp(_Network):
-    kind: Literal["mlp"] = "mlp"
-    hidden: Sizes = _field((128, 128), "width of each hidden layer")
-    norm: Norm = _field("none", "normalisation after each hidden layer")
-
-
-class Cnn(_Network):
-    kind: Literal["cnn"] = "cnn"
-    channels: Sizes = _field((32, 64), "channels of each 3x3 convolution; each is followed by 2x2 pooling")
-    dense: Sizes = _field((128,), "width of each dense layer after the convolutions")
-    norm: Norm = _field("batch", "normalisation after each convolution")
-    remat: Literal["none", "full", "dots"] = _field(
-        "none",
-        "what is computed again in the backward pass: none, each block (full), all but products (dots)",
-    )
-
-
-class Resnet(_Network):
-    kind: Literal["resnet"] = "resnet"
-    depth: Literal[8, 20, 32, 56, 18, 34, 50] = _field(
-        20, "layers: 8 20 32 56 are the CIFAR form (3x3 stem), 18 34 50 the ImageNet form (7x7 stem, pooling)"
-    )
-    width: Size = _field(16, "channels of the first stage (16 in the CIFAR papers, 64 for ImageNet)")
-    norm: Norm = _field("batch", "normalisation in each block")
-    stochastic_depth: Fraction = _field(0.0, "probability of skipping the last block; earlier ones less, linearly")
-    remat: Literal["none", "full", "dots"] = _field(
-        "none",
-        "what is computed again in the backward pass: none, each block (full), all but products (dots)",
-    )
-
-
-class CustomModel(Section):
-    kind: Literal["custom"] = "custom"
-    target: str = _field(..., "your nnx.Module: file.py:Class or package.module:Class")
-    args: Annotated[dict[str, Any], BeforeValidator(_as_yaml)] = _field(
-        {}, "keyword arguments of the class, beside `rngs`"
-    )
-
-
-Model = Annotated[Mlp | Cnn | Resnet | CustomModel, Field(discriminator="kind")]
-
-# ---------------------------------------------------------------- data
-
-
-class _Data(Section):
-    validation_fraction: Fraction = _field(0.2, "share of all rows that chooses (epoch, stop, learning rate)")
-    test_fraction: Fraction = _field(0.2, "share of all rows that is read once, at the end")
-    split_seed: Seed = _field(0, "seed of the split; train.seed does not move rows between splits")
-    normalize: Literal["channel", "feature", "none"] = _field(
-        "channel",
-        "subtract mean and divide by sd of the training rows: over each channel, each feature, or not",
-    )
-    feed: Literal["auto", "resident", "prefetch", "direct"] = _field(
-        "auto", "rows live on the device, are prefetched by a thread, or are put directly by the loop"
-    )
-
-
-class Digits(_Data):
-    kind: Literal["digits"] = "digits"
-
-
-class Arrays(_Data):
-    kind: Literal["arrays"] = "arrays"
-    path: PathText = _field(..., "an .npz with `inputs` and `targets` (`weights`, `split` optional), or inputs.npy")
-    targets_path: PathText | None = _field(None, "targets.npy, when `path` is an .npy file")
-
-
-Data = Annotated[Digits | Arrays, Field(discriminator="kind")]
+from jaxtrain.config.fields import Count, Dtype, Fraction, ListOfOne, NoBool, NonNegative, Positive, Seed, Size
+from jaxtrain.config.fields import Section as Section
+from jaxtrain.config.fields import described as _field
+from jaxtrain.config.model_kinds import Cnn as Cnn
+from jaxtrain.config.model_kinds import CustomModel as CustomModel
+from jaxtrain.config.model_kinds import Gpt as Gpt
+from jaxtrain.config.model_kinds import Mlp as Mlp
+from jaxtrain.config.model_kinds import Model as Model
+from jaxtrain.config.model_kinds import Resnet as Resnet
+from jaxtrain.config.model_kinds import Tcn as Tcn
 
 
 class Augment(Section):

@@ -94,8 +94,8 @@ def test_a_needed_field_says_so_and_has_no_default() -> None:
         ("zzz", f"section 'zzz' does not exist; allowed: {SECTIONS}"),
         ("", f"section '' does not exist; allowed: {SECTIONS}"),
         ("a\nb", f"section 'a\\nb' does not exist; allowed: {SECTIONS}"),
-        ("data.digit", "data.kind: 'digit' is not allowed; did you mean digits? allowed: digits, arrays"),
-        ("data.zzz", "data.kind: 'zzz' is not allowed; allowed: digits, arrays"),
+        ("data.digit", "data.kind: 'digit' is not allowed; did you mean digits? allowed: digits, arrays, mnist, images, text, pystdlib"),
+        ("data.zzz", "data.kind: 'zzz' is not allowed; allowed: digits, arrays, mnist, images, text, pystdlib"),
     ],
 )
 def test_a_wrong_name_gives_one_line_with_the_near_one_and_all_allowed(wrong: str, line: str) -> None:

@@ -339,7 +339,7 @@ def other_values(annotation: Any, file: str) -> Iterator[Any]:
             yield from typing.get_args(part)
         elif typing.get_origin(part) is not dict:
             parts += [arg for arg in typing.get_args(part) if arg is not ...]
-    yield from (8, 0.5, True, False, [3, 4], {"width": 3}, "7%", "x", file)
+    yield from (8, 2, 0.5, True, False, [3, 4], {"width": 3}, "7%", "x", file)
 
 
 @pytest.mark.parametrize(("section", "kind", "leaf"), FIELDS)
