@@ -25,17 +25,20 @@ from flax import nnx
 from jaxtrain.config import RunConfig, schema
 from jaxtrain.config.durations import period, to_steps
 from jaxtrain.config.errors import ConfigError, UserError, choices
+from jaxtrain.core.cost import Cost
 from jaxtrain.core.metrics import METRICS, Metrics, best_is
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import LossFn, Objective, built_in_loss, call_model, make_objective, user_loss
 from jaxtrain.core.optimizer import make_optimizer
-from jaxtrain.core.precision import Precision
+from jaxtrain.core.precision import Precision, cast_floats
 from jaxtrain.core.schedules import make_schedule
 from jaxtrain.core.state import State, init_state
-from jaxtrain.core.step import StepSpec, make_eval_step, make_train_step
+from jaxtrain.core.step import StepSpec, make_eval_step, make_train_step, step_cost
 from jaxtrain.data import feed
-from jaxtrain.data.dataset import Dataset, Schema, class_weights, make_dataset
+from jaxtrain.data.dataset import class_weights
+from jaxtrain.data.make import Data, make_dataset
 from jaxtrain.data.order import steps_per_epoch
+from jaxtrain.data.schema import Schema
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
@@ -70,7 +73,7 @@ class Job:
     """
 
     config: RunConfig
-    dataset: Dataset
+    dataset: Data
     devices: Devices
     mesh: Any
     module: ModuleDef
@@ -94,8 +97,7 @@ class Job:
     def feeder(self) -> feed.Feeder:
         """A new feeder of training batches; resident rows are put on the devices here."""
         if self.feed_kind == "resident":
-            rows = feed.resident_rows(self.dataset, "train")
-            return feed.Resident(jax.device_put(rows, meshes.replicated(self.mesh)))
+            return feed.Resident(jax.device_put(self.dataset.resident("train"), meshes.replicated(self.mesh)))
         return feed.FEEDERS[self.feed_kind](self.host_batches(), self.put)
 
     def host_batches(self) -> feed.HostBatches:
@@ -115,13 +117,16 @@ class Job:
         """The lowered training step, for its text or its memory."""
         return self.advance.lower(self.abstract_state, self._abstract_fed())  # type: ignore[attr-defined]
 
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """Operations and kept bytes of a training step, counted from the traced program."""
+        return step_cost(self.spec, _abstract_batch(self.dataset, self.config.train.global_batch_size))
+
     def _abstract_fed(self) -> Any:
         if self.feed_kind == "resident":
-            one = self.dataset.read("train", np.zeros(1, np.int64))
-            rows, sharding = self.dataset.rows("train"), meshes.replicated(self.mesh)
-            return {
-                name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=sharding) for name, x in one.items()
-            }
+            sharding = meshes.replicated(self.mesh)
+            shapes = self.dataset.resident_shapes("train")
+            return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for n, x in shapes.items()}
         batch = self.host_batches()(0)
         shardings = meshes.batch_shardings(self.mesh, batch)
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n]) for n, x in batch.items()}
@@ -133,16 +138,18 @@ def build(
     model: nnx.Module | Make | None = None,
     loss: Callable[..., Any] | None = None,
     source: ArraySource | None = None,
+    dataset: Data | None = None,
 ) -> Job:
     """Everything of a run but the run. `model`, `loss`, `source` replace what the config names.
 
     model: an nnx.Module, or a function rngs -> nnx.Module. loss: loss(model, batch) -> scalar or (sum, count, metrics).
+    dataset: one that is there already, for an evaluation; it may have no training rows.
     Raises ConfigError for what the data shows to be wrong.
     """
     devices = available()
     mesh = meshes.make_mesh(config.mesh.data, devices.devices)
     _check_divisible(config, mesh.size)
-    dataset = make_dataset(config, source)
+    dataset = make_dataset(config, source) if dataset is None else dataset
     notes = list(dataset.notes)
     module = ModuleDef(maker(config, dataset.schema, model))
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
@@ -171,7 +178,8 @@ def build(
     start = _initialiser(spec, model if isinstance(model, nnx.Module) else None, sums)
     abstract = jax.eval_shape(start)
     shardings = jax.tree.map(lambda _: meshes.replicated(mesh), abstract)
-    feed_kind = feed.choose(config.data.feed, dataset.nbytes("train"), devices.memory)
+    nbytes = sum(x.size * x.dtype.itemsize for x in dataset.resident_shapes("train").values())
+    feed_kind = feed.choose(config.data.feed, nbytes, devices.memory, dataset.in_memory)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
     return Job(
         config=config,
@@ -190,7 +198,7 @@ def build(
         ),
         init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
         advance=jit(
-            _advance(spec, feed_kind, train.seed, train.global_batch_size, mesh),
+            _advance(spec, feed_kind, dataset, train, mesh),
             donate_argnums=0,
             out_shardings=(shardings, meshes.replicated(mesh)),
         ),
@@ -237,12 +245,13 @@ def load_target(target: str, section: str) -> Any:
     return getattr(module, name)
 
 
-def _advance(spec: StepSpec, feed_kind: str, seed: int, batch: int, mesh: Any) -> Callable[..., Any]:
+def _advance(spec: StepSpec, feed_kind: str, dataset: Data, train: schema.Train, mesh: Any) -> Callable[..., Any]:
     train_step = make_train_step(spec)
 
     def advance(state: State, fed: dict[str, Any]) -> Any:
         if feed_kind == "resident":
-            fed = feed.gather(fed, state["step"] + state["data_offset"], seed, batch)
+            position = state["step"] + state["data_offset"]
+            fed = feed.gather(dataset, fed, position, train.seed, train.global_batch_size)
             fed = jax.lax.with_sharding_constraint(fed, meshes.batch_shardings(mesh, fed))
         return train_step(state, fed)
 
@@ -268,7 +277,6 @@ def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...
 
 def maker(config: RunConfig, data: Schema, model: nnx.Module | Make | None = None) -> Make:
     """rngs -> the module of a config (or `model`, which replaces it) for data of this schema. Raises ConfigError."""
-    shape, outputs = data.input_shape, data.outputs
     if isinstance(model, nnx.Module):
         # Only its structure is taken from here; its arrays are the initial state.
         graph, state = nnx.split(model)
@@ -283,18 +291,28 @@ def maker(config: RunConfig, data: Schema, model: nnx.Module | Make | None = Non
             raise ConfigError(f"model.args: {config.model.target} does not take them with `rngs`: {error}") from None
         return lambda rngs: cls(rngs=rngs, **args)
     kind = MODELS[config.model.kind]
-    if kind.images and len(shape) != 3:
+    _check_fits(config, kind.takes, data)
+    return lambda rngs: kind.make(config.model, data.input_shape, data.outputs, rngs=rngs)
+
+
+def _check_fits(config: RunConfig, takes: str, data: Schema) -> None:
+    """Raise ConfigError when a kind of model cannot read rows of this shape."""
+    shape, given = data.input_shape, "tokens" if data.task == "tokens" else "numbers"
+    what = f"model.kind={config.model.kind}"
+    if (takes == "tokens") != (given == "tokens"):
+        fitting = ", ".join(name for name, kind in MODELS.items() if (kind.takes == "tokens") == (given == "tokens"))
+        raise ConfigError(f"{what} needs {takes}; data.kind={config.data.kind} gives {given}; allowed: {fitting}")
+    if takes == "images" and len(shape) != 3:
         hint = "; add a channel axis: inputs[..., None]" if len(shape) == 2 else ""
-        raise ConfigError(
-            f"model.kind={config.model.kind} needs images [H, W, C]; the data has rows of shape {list(shape)}{hint}"
-        )
+        raise ConfigError(f"{what} needs images [H, W, C]; the data has rows of shape {list(shape)}{hint}")
+    if takes == "sequences" and len(shape) not in (1, 2):
+        raise ConfigError(f"{what} needs sequences [T] or [T, C]; the data has rows of shape {list(shape)}")
     if (config.augment.shift or config.augment.flip) and len(shape) != 3:
         raise ConfigError(f"augment needs images [H, W, C]; the data has rows of shape {list(shape)}")
-    return lambda rngs: kind.make(config.model, shape, outputs, rngs=rngs)
 
 
 def _objective(
-    config: RunConfig, dataset: Dataset, module: ModuleDef, loss: Callable[..., Any] | None, notes: list[str]
+    config: RunConfig, dataset: Data, module: ModuleDef, loss: Callable[..., Any] | None, notes: list[str]
 ) -> tuple[Objective | None, LossFn, Metrics | None]:
     task, outputs = dataset.schema.task, dataset.schema.outputs
     metrics = METRICS[task](outputs, config.evaluate.top_k)
@@ -303,41 +321,41 @@ def _objective(
     if loss is None:
         objective = make_objective(config.objective, class_weights(config.objective, dataset))
         return objective, built_in_loss(objective, metrics.train_sums, module.takes_mask), metrics
-    fitting = metrics if task == "classes" and _gives_classes(module, dataset) else None
+    fitting = metrics if task in ("classes", "tokens") and _gives_classes(module, dataset) else None
     if fitting is None:
-        notes.append(f"model(inputs) does not give [B, {outputs}]: only the loss is evaluated")
+        wanted = ["B", *map(str, dataset.schema.target_shape), str(outputs)]
+        notes.append(f"model(inputs) does not give [{', '.join(wanted)}]: only the loss is evaluated")
     return None, user_loss(loss), fitting
 
 
-def _gives_classes(module: ModuleDef, dataset: Dataset) -> bool:
-    """Whether model(inputs) of a user's module gives [B, C]; then accuracy and its kin can be evaluated too."""
-    batch = _abstract_batch(dataset, 2)
+def _gives_classes(module: ModuleDef, dataset: Data) -> bool:
+    """Whether model(inputs) of a user's module gives [B, ..., C]; then accuracy and its kin can be evaluated too."""
+    batch, preprocess = _abstract_batch(dataset, 2), dataset.schema.preprocess()
+
+    def forward(params: Any, model_state: Any, batch: Any) -> Any:
+        ready = {**batch, "inputs": preprocess(batch["inputs"])}
+        return call_model(module.bind(params, model_state, None), ready, module.takes_mask)
+
     try:
-        out = jax.eval_shape(
-            lambda p, s, b: call_model(module.bind(p, s, None), b, module.takes_mask),
-            module.params,
-            module.model_state,
-            {**batch, "inputs": jax.ShapeDtypeStruct(batch["inputs"].shape, np.float32)},
-        )
+        out = jax.eval_shape(forward, module.params, module.model_state, batch)
     except Exception:  # a user's module may want anything; then only its own loss is known
         return False
-    return out.shape == (2, dataset.schema.outputs)
+    return out.shape == (2, *dataset.schema.target_shape, dataset.schema.outputs)
 
 
-def _abstract_batch(dataset: Dataset, rows: int) -> dict[str, Any]:
-    one = dataset.read("train", np.zeros(1, np.int64))
-    batch: dict[str, Any] = {n: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for n, x in one.items()}
+def _abstract_batch(dataset: Data, rows: int) -> dict[str, Any]:
+    batch: dict[str, Any] = dict(dataset.shapes(rows))
     batch["mask"] = jax.ShapeDtypeStruct((rows,), np.bool_)
     batch["epoch"] = jax.ShapeDtypeStruct((), np.int32)
     return batch
 
 
-def _check_runs(spec: StepSpec, dataset: Dataset, rows: int) -> tuple[str, ...]:
+def _check_runs(spec: StepSpec, dataset: Data, rows: int) -> tuple[str, ...]:
     """Trace the loss once, abstractly: names of its sums; what the model raises becomes one line."""
     batch = _abstract_batch(dataset, max(rows // spec.micro_batches, 1))
 
     def trace(params: Any, model_state: Any, batch: Any) -> Any:
-        inputs = spec.preprocess(batch["inputs"]).astype(spec.precision.compute)
+        inputs = cast_floats(spec.preprocess(batch["inputs"]), spec.precision.compute)
         model = spec.module.bind(params, model_state, jax.random.key(0))
         return spec.loss(model, {**batch, "inputs": inputs})
 
@@ -352,9 +370,9 @@ def _check_runs(spec: StepSpec, dataset: Dataset, rows: int) -> tuple[str, ...]:
     return tuple(sums)
 
 
-def _steps(config: RunConfig, dataset: Dataset) -> Steps:
+def _steps(config: RunConfig, dataset: Data) -> Steps:
     train = config.train
-    per_epoch = steps_per_epoch(dataset.rows("train"), train.global_batch_size)
+    per_epoch = max(steps_per_epoch(dataset.rows("train"), train.global_batch_size), 1)
     total = to_steps(train.duration, steps_per_epoch=per_epoch)
     if total < 1:
         raise ConfigError(f"train.duration: {train.duration!r} is no step at all; at least 1 is needed")

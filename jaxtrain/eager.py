@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtrain.build import Job, build
 from jaxtrain.config import RunConfig
 from jaxtrain.config.errors import NEEDS_PERSON, OK
+from jaxtrain.core.precision import cast_floats
 from jaxtrain.core.rng import stream_key
 from jaxtrain.core.step import gradients, make_train_step
 
@@ -52,7 +53,7 @@ def layers(job: Job, state: Any, batch: dict[str, Any]) -> list[Row]:
     """(path, class, shape, dtype, finite) of what each submodule gives on a batch, in the order of the calls."""
     spec = job.spec
     model = spec.module.bind(state["params"], state["model_state"], stream_key(spec.seed, "module", 0, 0))
-    inputs = spec.preprocess(batch["inputs"]).astype(spec.precision.compute)
+    inputs = cast_floats(spec.preprocess(batch["inputs"]), spec.precision.compute)
     rows: list[Row] = []
     with _recorded(model, rows):
         spec.loss(model, {**batch, "inputs": inputs})

@@ -156,7 +156,8 @@ def evaluate(
     late: Any = None
     for host, batch in batches:
         current = eval_step(*weights, batch)
-        ids.append(np.asarray(host["ids"])[np.asarray(host["mask"])])
+        real = np.asarray(host["mask"])  # [B], or [B, T] for tokens
+        ids.append(np.asarray(host["ids"])[real.reshape(len(real), -1).any(1)])
         if late is not None:
             total = merge(total, fetch(late))
         late = current

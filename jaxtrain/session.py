@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxtrain.build import Job, config_digest
 from jaxtrain.checkpoint import Checkpoints, Sealed
@@ -16,6 +15,7 @@ from jaxtrain.checkpoint.files import write_json
 from jaxtrain.config import NeedsPerson, RunConfig
 from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
+from jaxtrain.data.make import Data
 from jaxtrain.data.order import sequential_rows
 from jaxtrain.hooks.console import Console
 from jaxtrain.hooks.control import CheckSaves, EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
@@ -159,13 +159,17 @@ class Session:
         result: dict[str, Any] = {
             "best": {"step": best.step, "metric": config.evaluate.metric, "evaluation": best.meta["evaluation"]},
             "steps": {"done": step, "planned": job.steps.total},
-            "data": job.dataset.source.name,
+            "data": job.dataset.name,
             "class_names": job.dataset.schema.class_names,
-            "rows": {name: job.dataset.rows(name) for name in ("train", "validation", "test")},
+            "rows": {
+                "train": job.dataset.rows("train"),
+                **{name: job.dataset.eval_rows(name) for name in ("validation", "test")},
+            },
+            "unit": job.dataset.unit,
             "parameters": sum(row[2] for row in summary.rows(job.module.params)),
         }
-        split = "test" if job.dataset.rows("test") else "validation"
-        if job.dataset.rows(split):
+        split = "test" if job.dataset.eval_rows("test") else "validation"
+        if job.dataset.eval_rows(split):
             state = self.state if best.step == step else self.store.restore(best, job.abstract_state)
             assert state is not None
             with self.console.phase(f"evaluating the best step on the {split} split", told=False):
@@ -202,7 +206,7 @@ class Session:
         job, config, steps = self.job, self.job.config, self.job.steps
         board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
         hooks: list[Hook] = [CheckSaves(self.store.poll), self._rows, board, self.console, saver]
-        if job.dataset.rows("validation"):
+        if job.dataset.eval_rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:
                 stopping = config.early_stopping
@@ -220,10 +224,15 @@ class Session:
 
 def eval_batches(job: Job, split: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(host, devices) batches of a split in order, each row once, the last one padded."""
-    rows = job.dataset.rows(split)
+    yield from batches_of(job, job.dataset, split)
+
+
+def batches_of(job: Job, dataset: Data, split: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The same of any dataset that is like the job's."""
+    rows = dataset.eval_rows(split)
     for position in range(-(-rows // job.eval_batch)):
         numbers, mask = sequential_rows(position, rows, job.eval_batch)
-        host = {**job.dataset.read(split, numbers), "mask": mask, "epoch": np.int32(0)}
+        host = dataset.evaluation(split, numbers, mask)
         yield host, job.put(host)
 
 

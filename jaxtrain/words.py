@@ -17,17 +17,20 @@ from jaxtrain.hooks.folder import RunFolder
 from jaxtrain.loop import Stop
 from jaxtrain.models import summary
 
+_SHOWN = ("perplexity", "accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss")
+
 
 def opening_lines(job: Job, first: int) -> list[str]:
     """Model, device, data, length; then what a user should know before it begins."""
     config, steps = job.config, job.steps
     parameters = sum(row[2] for row in summary.rows(job.module.params))
     kind = config.model.kind if config.model.kind != "custom" else job.module.name
-    rows = "/".join(f"{job.dataset.rows(split):,}" for split in ("train", "validation", "test"))
+    counts = [job.dataset.rows("train"), *(job.dataset.eval_rows(split) for split in ("validation", "test"))]
+    rows = "/".join(f"{count:,}" for count in counts)
     lines = [
         f"{config.name}: {kind}, {parameters:,} parameters, {job.precision.name}, on {job.devices}"
         + (f", {job.mesh.size} used" if job.mesh.size != len(job.devices.devices) else ""),
-        f"data: {job.dataset.source.name}, {rows} rows (train/validation/test); "
+        f"data: {job.dataset.name}, {rows} {job.dataset.unit} (train/validation/test); "
         f"{steps.total:,} steps of {config.train.global_batch_size} rows, {steps.per_epoch} an epoch",
     ]
     if first:
@@ -46,11 +49,31 @@ def closing_lines(stop: Stop, result: dict[str, Any], folder: RunFolder) -> list
         value = best["evaluation"][best["metric"]]
         lines.append(f"best step {best['step']:,}: eval/{best['metric']} {value:.4g}")
     if "test" in result:
-        shown = [n for n in ("accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss") if n in result["test"]]
+        shown = [name for name in _SHOWN if name in result["test"]]
         figures = ", ".join(f"{name} {result['test'][name]:.4f}" for name in shown[:4])
-        lines.append(f"test: {figures} ({result['rows']['test']:,} rows, read once, at the best step)")
+        lines.append(f"test: {figures} ({result['rows']['test']:,} {result['unit']}, read once, at the best step)")
     lines.append(f"report: {folder.report}")
     return [*lines, f"next: jaxtrain eval {folder.id}", f"  or: jaxtrain resume {folder.id} --train.duration=..."]
+
+
+def model_summary(job: Job) -> str:
+    """Every array of the model, then what a step costs, counted from the traced program."""
+    cost = job.cost
+    rows = f"{cost.rows:,} {job.dataset.unit}"
+    return (
+        f"{summary.table(job.module.params)}\n"
+        f"a step on {rows}: {_si(cost.forward_flops)}FLOP forward, {_si(cost.step_flops)}FLOP with the backward pass; "
+        f"{cost.saved_bytes / 2**20:,.1f} MiB of activations kept between the two"
+        + (f", in each of {job.spec.micro_batches} micro-batches" if job.spec.micro_batches > 1 else "")
+    )
+
+
+def _si(number: float) -> str:
+    """12345678 -> "12.3 M"."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g} {letter}"
+    return f"{number:.3g} "
 
 
 def environment(job: Job) -> dict[str, Any]:

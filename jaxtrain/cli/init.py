@@ -43,7 +43,7 @@ def init(
 ) -> None:
     """Write config.yaml and my_model.py: a run of your own model that works before you change it."""
     from jaxtrain.config import ConfigError, dump, load
-    from jaxtrain.data.dataset import make_dataset
+    from jaxtrain.data.make import make_dataset
 
     place = Path(folder)
     for name in ("config.yaml", "my_model.py"):
@@ -51,6 +51,8 @@ def init(
             raise ConfigError(f"{place / name} exists; nothing was written: name another folder")
     shipped = load(from_)
     data = make_dataset(shipped).schema
+    if data.task == "tokens":
+        raise ConfigError(f"--from {from_}: init writes a model for rows of numbers, not for tokens; try digits")
     features = 1
     for size in data.input_shape:
         features *= size

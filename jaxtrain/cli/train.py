@@ -32,7 +32,9 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="empty a used --run-dir first")] = False,
     resume: Annotated[Literal["never", "auto"], typer.Option(help="auto: go on with an unfinished run")] = "never",
     print_config: Annotated[bool, typer.Option("--print-config", help="print the resolved config and end")] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="print the model's arrays and end")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="print the model's arrays and what a step costs, and end")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="2 steps through everything, then clean up")] = False,
     overfit_batches: Annotated[int, typer.Option(help="train and evaluate on N batches only", min=0)] = 0,
     eager: Annotated[int, typer.Option(help="run N steps unjitted, look at every layer, and end", min=0)] = 0,
@@ -57,9 +59,9 @@ def train(
 
     if summary:
         from jaxtrain.build import build
-        from jaxtrain.models.summary import table
+        from jaxtrain.words import model_summary
 
-        print(table(build(parsed).module.params))
+        print(model_summary(build(parsed)))
     elif eager:
         from jaxtrain.eager import run_eagerly
 

@@ -17,12 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxtrain.core.objectives import over_elements
 
 HostState = dict[str, Any]
 SCORES_LIMIT = 20_000_000
-_LOWER_IS_BETTER = {"loss", "mae", "rmse"}
+_LOWER_IS_BETTER = {"loss", "mae", "rmse", "perplexity"}
 
 
 def best_is(name: str) -> str:
@@ -233,12 +234,50 @@ class RegressionMetrics:
         }, {}
 
 
-Metrics = ClassMetrics | BinaryMetrics | RegressionMetrics
+@dataclass(frozen=True)
+class TokenMetrics:
+    """Language models: outputs [B, T, V], targets [B, T], mask [B] or [B, T]. Sums only: no score is kept."""
+
+    @property
+    def names(self) -> list[str]:
+        """All scalar metrics that `finalise` gives."""
+        return ["perplexity", "accuracy"]
+
+    def train_sums(self, outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """{"accuracy": right tokens, "count": real tokens}."""
+        real = over_elements(mask, targets)
+        right = (jnp.argmax(outputs, -1) == targets) & real
+        return {"accuracy": jnp.sum(right.astype(jnp.float32)), "count": jnp.sum(real.astype(jnp.float32))}
+
+    def update(self, outputs: jax.Array, targets: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """Sums over real tokens: negative log-likelihood (nats), right ones, how many."""
+        real = over_elements(mask, targets)
+        nll = optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+        return {
+            "nll": jnp.sum(jnp.where(real, nll, 0.0)),
+            "right": jnp.sum(((jnp.argmax(outputs, -1) == targets) & real).astype(jnp.int32)),
+            "tokens": jnp.sum(real.astype(jnp.int32)),
+        }
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        """None are kept."""
+        return scores
+
+    def finalise(self, total: HostState) -> tuple[dict[str, float], dict[str, Any]]:
+        """perplexity: exp of the mean negative log-likelihood of a token; accuracy of the likeliest token."""
+        count = max(int(total["tokens"]), 1)
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(total["nll"] / count))
+        return {"perplexity": perplexity, "accuracy": float(total["right"] / count)}, {}
+
+
+Metrics = ClassMetrics | BinaryMetrics | RegressionMetrics | TokenMetrics
 
 METRICS: dict[str, Callable[[int, int], Metrics]] = {
     "classes": lambda outputs, top_k: ClassMetrics(outputs, top_k),
     "binary": lambda outputs, top_k: BinaryMetrics(outputs),
     "regression": lambda outputs, top_k: RegressionMetrics(outputs),
+    "tokens": lambda outputs, top_k: TokenMetrics(),
 }
 
 

@@ -108,7 +108,7 @@ def align(outputs: jax.Array, targets: jax.Array, task: str) -> jax.Array:
 
 
 def over_elements(rows: jax.Array, like: jax.Array) -> jax.Array:
-    """A value per row, [B], spread over the elements of `like`, [B, ...]."""
+    """A value per row [B] (or per token [B, T]), spread over the elements of `like`, [B, ...]."""
     return jnp.broadcast_to(rows.reshape(rows.shape + (1,) * (like.ndim - rows.ndim)), like.shape)
 
 
@@ -161,6 +161,6 @@ def user_loss(function: Callable[[Any, Batch], Any]) -> LossFn:
 
 
 def row_weights(batch: Batch) -> jax.Array:
-    """mask * weights, [B] float32: what each row counts."""
+    """mask * weights, float32, of the shape of the mask ([B], or [B, T] for tokens): what each row or token counts."""
     mask = batch["mask"].astype(jnp.float32)
-    return jnp.asarray(mask * batch["weights"]) if "weights" in batch else mask
+    return jnp.asarray(mask * over_elements(batch["weights"], mask)) if "weights" in batch else mask

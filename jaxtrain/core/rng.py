@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-STREAMS = {"init": 0, "module": 1, "augment": 2}
+STREAMS = {"init": 0, "module": 1, "augment": 2, "sample": 3}
 
 
 def stream_key(seed: int, stream: str, *counters: jax.Array | int) -> jax.Array:

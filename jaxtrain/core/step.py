@@ -17,6 +17,7 @@ import optax
 from jaxtrain.config.schema import Augment
 from jaxtrain.core import guard
 from jaxtrain.core.augment import augment
+from jaxtrain.core.cost import Cost, cost_of
 from jaxtrain.core.metrics import Metrics
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import Batch, LossFn, Objective, align, call_model, over_elements
@@ -134,6 +135,25 @@ def make_eval_step(
         return state | metrics.update(outputs, batch["targets"], batch["mask"])
 
     return eval_step
+
+
+def step_cost(spec: StepSpec, batch: Batch) -> Cost:
+    """What a step on a batch of these shapes costs; only traced. saved_bytes: of one micro-batch, as the step keeps it.
+
+    batch: the global batch, abstract. The model's share: the optimizer, which is element-wise, is not counted.
+    """
+    rows = batch["mask"].shape[0]
+    micro = jax.eval_shape(lambda b: jax.tree.map(lambda x: _split(x, spec.micro_batches)[0], b), batch)
+
+    def loss(params: Any, model_state: Any, batch: Batch) -> Any:
+        batch = _prepare(spec, batch, stream_key(spec.seed, "augment", 0))
+        key = stream_key(spec.seed, "module", 0, 0)
+        model = spec.module.bind(cast_floats(params, spec.precision.compute), model_state, key)
+        return spec.loss(model, batch)[0]
+
+    one = cost_of(loss, spec.module.params, spec.module.model_state, micro, rows=rows)
+    n = spec.micro_batches
+    return Cost(rows, n * one.forward_flops, n * one.step_flops, one.saved_bytes)
 
 
 def gradients(spec: StepSpec, state: State, batch: Batch) -> dict[str, jax.Array]:

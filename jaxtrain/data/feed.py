@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtrain.data.dataset import Dataset
+from jaxtrain.data.make import Data
 from jaxtrain.data.order import batch_rows, permute, steps_per_epoch
 
 Batch = dict[str, Any]
@@ -28,29 +28,23 @@ RESIDENT_SHARE = 0.25  # of the device's memory that rows may take by themselves
 _DEPTH = 3
 
 
-def choose(feed: str, nbytes: int, memory: int) -> str:
+def choose(feed: str, nbytes: int, memory: int, in_memory: bool = True) -> str:
     """`auto`: resident while the rows take a small share of the memory, else prefetch."""
     if feed != "auto":
         return feed
-    return "resident" if nbytes <= RESIDENT_SHARE * memory else "prefetch"
+    return "resident" if in_memory and nbytes <= RESIDENT_SHARE * memory else "prefetch"
 
 
-def resident_rows(dataset: Dataset, split: str) -> Batch:
-    """All rows of a split, in the split's order, to be put on the device once."""
-    return dataset.read(split, np.arange(dataset.rows(split)))
-
-
-def gather(resident: Batch, position: Any, seed: int, batch: int) -> Batch:
-    """Inside jit: the batch at `position` out of resident rows."""
-    rows, mask, epoch = batch_rows(seed, position, len(resident["ids"]), batch, jnp)
-    taken = {name: jnp.take(x, rows, axis=0) for name, x in resident.items()}
-    return {**taken, "mask": mask, "epoch": epoch}
+def gather(dataset: Data, resident: Batch, position: Any, seed: int, batch: int) -> Batch:
+    """Inside jit: the training batch at `position` out of what is resident. Of the dataset only sizes are used."""
+    rows, mask, epoch = batch_rows(seed, position, dataset.rows("train"), batch, jnp)
+    return {**dataset.take(resident, rows, epoch), "mask": mask, "epoch": epoch}
 
 
 class HostBatches:
     """The batch at a position, gathered on the host. The order of an epoch is computed once and kept."""
 
-    def __init__(self, dataset: Dataset, split: str, seed: int, batch: int) -> None:
+    def __init__(self, dataset: Data, split: str, seed: int, batch: int) -> None:
         self._dataset, self._split, self._seed, self._batch = dataset, split, seed, batch
         self._rows = dataset.rows(split)
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
@@ -64,7 +58,7 @@ class HostBatches:
         real = min(self._rows - start, self._batch)
         slot = np.arange(self._batch)
         rows = self._order[1][start + slot % real]
-        batch = self._dataset.read(self._split, rows)
+        batch = self._dataset.read(self._split, rows, epoch)
         return {**batch, "mask": slot < real, "epoch": np.int32(epoch)}
 
 

@@ -27,9 +27,15 @@ class Splits:
         return rows
 
 
-def given(split: np.ndarray) -> Splits:
-    """The split that the data carries: 0 train, 1 validation, 2 test."""
-    return Splits(*(np.flatnonzero(split == part) for part in range(3)))
+def given(split: np.ndarray, labels: np.ndarray | None = None, validation: float = 0.0, seed: int = 0) -> Splits:
+    """The split that the data carries: 0 train, 1 validation, 2 test; -1 is divided into train and validation."""
+    train, held, test = (np.flatnonzero(split == part) for part in range(3))
+    open_ = np.flatnonzero(split == -1)
+    if len(open_):
+        drawn = stratified(None if labels is None else labels[open_], len(open_), (validation, 0.0), seed)
+        train = np.sort(np.concatenate([train, open_[drawn.train]]))
+        held = np.sort(np.concatenate([held, open_[drawn.validation]]))
+    return Splits(train, held, test)
 
 
 def stratified(labels: np.ndarray | None, rows: int, fractions: tuple[float, float], seed: int) -> Splits:

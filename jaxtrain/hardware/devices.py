@@ -13,6 +13,7 @@ import psutil
 
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.core.precision import PRECISIONS, Precision
+from jaxtrain.hardware.allocator import keep_buffers
 
 log = logging.getLogger("jaxtrain")
 GIB = 1024**3
@@ -32,7 +33,10 @@ class Devices:
 
 
 def available() -> Devices:
-    """All devices of jax's default backend. This starts the backend. Raises ConfigError when it does not start."""
+    """All devices of jax's default backend. This starts the backend; on CPU it sets the allocator.
+
+    Raises ConfigError when the backend does not start.
+    """
     try:
         devices = tuple(jax.devices())
     except Exception as error:  # jax raises RuntimeError, and AssertionError for a platform without a plugin
@@ -43,6 +47,8 @@ def available() -> Devices:
             f"jax cannot start its backend: {why}; {hint}or install jaxtrain[cuda12] for a GPU"
         ) from error
     first = devices[0]
+    if first.platform == "cpu":
+        keep_buffers()
     memory = (first.memory_stats() or {}).get("bytes_limit") if first.platform != "cpu" else None
     return Devices(devices, first.platform, first.device_kind, memory or psutil.virtual_memory().total)
 

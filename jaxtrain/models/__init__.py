@@ -8,24 +8,29 @@ from dataclasses import dataclass
 from flax import nnx
 
 from jaxtrain.models.cnn import Cnn
+from jaxtrain.models.gpt import Gpt
 from jaxtrain.models.mlp import Mlp
 from jaxtrain.models.resnet import Resnet
+from jaxtrain.models.tcn import Tcn
 
 
 @dataclass(frozen=True)
 class ModelKind:
     """make(config, input shape [without the batch], outputs, rngs=) -> module.
 
-    images: inputs must be [H, W, C]. convolutional: loops are written out on CPU, where XLA runs them slowly.
+    takes: "rows" of any shape, "images" [H, W, C], "sequences" [T] or [T, C], or "tokens" [T].
+    convolutional: loops are written out on CPU, where XLA runs convolutions in them slowly.
     """
 
     make: Callable[..., nnx.Module]
-    images: bool = False
+    takes: str = "rows"
     convolutional: bool = False
 
 
 MODELS: dict[str, ModelKind] = {
     "mlp": ModelKind(Mlp),
-    "cnn": ModelKind(Cnn, images=True, convolutional=True),
-    "resnet": ModelKind(Resnet, images=True, convolutional=True),
+    "cnn": ModelKind(Cnn, "images", convolutional=True),
+    "resnet": ModelKind(Resnet, "images", convolutional=True),
+    "gpt": ModelKind(Gpt, "tokens"),
+    "tcn": ModelKind(Tcn, "sequences", convolutional=True),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.data.dataset import Dataset
+from jaxtrain.data.make import Data
 from jaxtrain.hooks.folder import RunFolder
 from jaxtrain.loop import Evaluation
 
@@ -17,7 +18,7 @@ SMALLEST, LARGEST = 32, 512
 """Pixels of the shorter and the longer side of a picture: small ones are enlarged, large ones thinned out."""
 
 
-def training_samples(dataset: Dataset, count: int = 16) -> np.ndarray | None:
+def training_samples(dataset: Data, count: int = 16) -> np.ndarray | None:
     """Pictures [N, H, W, C] (bytes) of the first training rows, or None when rows are no images [H, W, 1|3]."""
     if not is_image(dataset.schema.input_shape):
         return None
@@ -25,7 +26,7 @@ def training_samples(dataset: Dataset, count: int = 16) -> np.ndarray | None:
     return pictures(rows, _range(rows))
 
 
-def save_wrong_samples(folder: RunFolder, dataset: Dataset, evaluation: Evaluation, limit: int) -> list[dict[str, Any]]:
+def save_wrong_samples(folder: RunFolder, dataset: Data, evaluation: Evaluation, limit: int) -> list[dict[str, Any]]:
     """The wrong predictions of a classification, the most confident ones first, at most `limit`.
 
     Each is {"id", "true", "predicted", "probability", "image"}; image is the path of a PNG in the run folder, or None
@@ -41,7 +42,8 @@ def save_wrong_samples(folder: RunFolder, dataset: Dataset, evaluation: Evaluati
     if not len(wrong):
         return []
     ids = evaluation.rows["ids"][wrong]
-    files = _save(folder, dataset, ids) if is_image(dataset.schema.input_shape) else [None] * len(wrong)
+    drawn = isinstance(dataset, Dataset) and is_image(dataset.schema.input_shape)
+    files: list[Any] = _save(folder, dataset, ids) if drawn else [None] * len(wrong)  # type: ignore[arg-type]
     names = dataset.schema.class_names
     return [
         {
@@ -72,7 +74,7 @@ def pictures(rows: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
     return pixels[:, ::smaller, ::smaller]
 
 
-def _decisions(dataset: Dataset, evaluation: Evaluation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _decisions(dataset: Data, evaluation: Evaluation) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(true class, predicted class, its probability), [n] each; empty where a row has no single class."""
     nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     rows = evaluation.rows
@@ -91,7 +93,7 @@ def _save(folder: RunFolder, dataset: Dataset, ids: np.ndarray) -> list[str]:
     from PIL import Image
 
     folder.samples.mkdir(exist_ok=True)
-    pixels = pictures(dataset.source.read(ids)["inputs"], _range(_first_rows(dataset, 64)))
+    pixels = pictures(dataset.source.read(ids), _range(_first_rows(dataset, 64)))
     names = []
     for place, (number, picture) in enumerate(zip(ids, pixels, strict=True)):
         path = folder.samples / f"wrong_{place:02d}_id{int(number)}.png"
@@ -100,7 +102,7 @@ def _save(folder: RunFolder, dataset: Dataset, ids: np.ndarray) -> list[str]:
     return names
 
 
-def _first_rows(dataset: Dataset, count: int) -> np.ndarray:
+def _first_rows(dataset: Data, count: int) -> np.ndarray:
     return dataset.read("train", np.arange(min(count, dataset.rows("train"))))["inputs"]
 
 

@@ -1,0 +1,160 @@
+"""A causal transformer for tokens (Vaswani et al. 2017, Radford et al. 2019): pre-normalised blocks of attention and a
+hidden layer. Rotary or learned positions, LayerNorm or RMSNorm, GELU or SwiGLU, keys and values shared by groups of
+heads (Ainslie et al. 2023), tied embeddings. `decode` is the same network a few tokens at a time, with a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtrain.config import schema
+from jaxtrain.models.layers import Dense, call_block
+
+ROTARY_BASE = 10_000.0
+Cache = list[tuple[jax.Array, jax.Array]]
+"""Keys and values of each block, [B, block_size, kv_heads, head width] each."""
+
+
+def _norm(config: schema.Gpt, rngs: nnx.Rngs) -> nnx.Module:
+    if config.norm == "rms":
+        return nnx.RMSNorm(config.width, rngs=rngs)
+    return nnx.LayerNorm(config.width, use_bias=config.bias, rngs=rngs)
+
+
+def _dense(config: schema.Gpt, into: int, out: int, rngs: nnx.Rngs, *, last: bool = False) -> Dense:
+    # The sum over 2 x layers branches keeps its spread (Radford et al. 2019).
+    sd = config.init_sd / math.sqrt(2 * config.layers) if last else config.init_sd
+    return Dense(into, out, use_bias=config.bias, kernel_init=nnx.initializers.normal(sd), rngs=rngs)
+
+
+def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rotary positions (Su et al. 2021): x [B, T, H, D], positions [T]. Halves are turned as pairs, in fp32."""
+    half = x.shape[-1] // 2
+    frequency = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions.astype(jnp.float32)[:, None] * frequency
+    cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
+    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """[B, T, width] -> [B, T, width]; a token sees itself and those before it."""
+
+    def __init__(self, config: schema.Gpt, *, rngs: nnx.Rngs) -> None:
+        self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
+        self.size = config.width // config.heads
+        self.rotary = config.positions == "rotary"
+        self.qkv = _dense(config, config.width, (self.heads + 2 * self.kv_heads) * self.size, rngs)
+        self.out = _dense(config, config.width, config.width, rngs, last=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        q, k, v = self._project(x, jnp.arange(x.shape[1]))
+        return self.out(jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape))
+
+    def decode(self, x: jax.Array, cache: tuple[jax.Array, jax.Array], at: jax.Array) -> Any:
+        """x [B, S, width] at places at..at+S -> (the same as the whole sequence would give there, new cache)."""
+        places = at + jnp.arange(x.shape[1])
+        q, k, v = self._project(x, places)
+        keys = jax.lax.dynamic_update_slice_in_dim(cache[0], k, at, 1)
+        values = jax.lax.dynamic_update_slice_in_dim(cache[1], v, at, 1)
+        seen = jnp.arange(keys.shape[1])[None, :] <= places[:, None]
+        y = jax.nn.dot_product_attention(q, keys, values, mask=seen[None, None])
+        return self.out(y.reshape(x.shape)), (keys, values)
+
+    def _project(self, x: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        together = self.qkv(x).reshape(*x.shape[:2], self.heads + 2 * self.kv_heads, self.size)
+        q, k, v = jnp.split(together, [self.heads, self.heads + self.kv_heads], 2)
+        return (rotate(q, places), rotate(k, places), v) if self.rotary else (q, k, v)
+
+
+class Hidden(nnx.Module):
+    """[B, T, width] -> [B, T, width]: GELU, or SwiGLU (Shazeer 2020), whose gate is a second product."""
+
+    def __init__(self, config: schema.Gpt, *, rngs: nnx.Rngs) -> None:
+        self.gated = config.activation == "swiglu"
+        # 8/3 in place of 4: three matrices then have as many parameters as two.
+        usual = -(-8 * config.width // 3 // 8) * 8 if self.gated else 4 * config.width
+        self.width = config.mlp_width or usual
+        self.up = _dense(config, config.width, self.width * (2 if self.gated else 1), rngs)
+        self.down = _dense(config, self.width, config.width, rngs, last=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.up(x)
+        if not self.gated:
+            return self.down(jax.nn.gelu(x, approximate=True))
+        gate, value = jnp.split(x, 2, -1)
+        return self.down(jax.nn.silu(gate) * value)
+
+
+class Block(nnx.Module):
+    """Attention and hidden layer, each behind a normalisation and beside a shortcut."""
+
+    def __init__(self, config: schema.Gpt, *, rngs: nnx.Rngs) -> None:
+        self.attention_norm, self.attention = _norm(config, rngs), Attention(config, rngs=rngs)
+        self.hidden_norm, self.hidden = _norm(config, rngs), Hidden(config, rngs=rngs)
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))  # type: ignore[operator]
+        return x + self.dropout(self.hidden(self.hidden_norm(x)))  # type: ignore[operator]
+
+    def decode(self, x: jax.Array, cache: tuple[jax.Array, jax.Array], at: jax.Array) -> Any:
+        y, cache = self.attention.decode(self.attention_norm(x), cache, at)  # type: ignore[operator]
+        x = x + y
+        return x + self.hidden(self.hidden_norm(x)), cache  # type: ignore[operator]
+
+
+class Gpt(nnx.Module):
+    """tokens [B, T] int32 -> [B, T, vocabulary], T <= block_size; position t gives the token t + 1."""
+
+    def __init__(self, config: schema.Gpt, shape: tuple[int, ...], outputs: int, *, rngs: nnx.Rngs) -> None:
+        self.block_size = shape[0]
+        self.kv_heads, self.head_size = config.kv_heads or config.heads, config.width // config.heads
+        init = nnx.initializers.normal(config.init_sd)
+        self.token_embed = nnx.Embed(outputs, config.width, embedding_init=init, rngs=rngs)
+        learned = config.positions == "learned"
+        self.position_embed = nnx.Embed(shape[0], config.width, embedding_init=init, rngs=rngs) if learned else None
+        self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
+        self.blocks = nnx.List(Block(config, rngs=rngs) for _ in range(config.layers))
+        self.norm = _norm(config, rngs)
+        self.head = None if config.tie_embeddings else _dense(config, config.width, outputs, rngs)
+        self.remat = config.remat
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.dropout(self._embed(tokens, jnp.arange(tokens.shape[1])))
+        for block in self.blocks:
+            x = call_block(block, x, None, self.remat)
+        return self._logits(x)
+
+    def empty_cache(self, rows: int, dtype: Any = jnp.float32) -> Cache:
+        """A cache for `rows` sequences of up to block_size tokens."""
+        shape = (rows, self.block_size, self.kv_heads, self.head_size)
+        return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in self.blocks]
+
+    def decode(self, tokens: jax.Array, cache: Cache, at: jax.Array) -> tuple[jax.Array, Cache]:
+        """tokens [B, S] at places at..at+S of sequences whose first `at` tokens are in the cache.
+
+        Gives (logits [B, S, vocabulary], the cache with these tokens): what `__call__` gives for those places.
+        """
+        x = self._embed(tokens, at + jnp.arange(tokens.shape[1]))
+        out: Cache = []
+        for block, kept in zip(self.blocks, cache, strict=True):
+            x, kept = block.decode(x, kept, at)
+            out.append(kept)
+        return self._logits(x), out
+
+    def _embed(self, tokens: jax.Array, places: jax.Array) -> jax.Array:
+        x = self.token_embed(tokens)
+        return x if self.position_embed is None else x + self.position_embed(places)
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        x = self.norm(x)  # type: ignore[operator]
+        if self.head is not None:
+            return self.head(x)
+        table = self.token_embed.embedding[...]
+        return (x.reshape(-1, x.shape[-1]) @ table.T.astype(x.dtype)).reshape(*x.shape[:-1], -1)
