@@ -23,11 +23,13 @@ def evaluate(
     run: RunArgument,
     split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
     step: Annotated[str, typer.Option(help="best, last or a saved step")] = "best",
+    path: Annotated[str | None, typer.Option(help="other data, as data.path takes it, or an .npz; all of it")] = None,
 ) -> None:
-    """Figures of a saved step of RUN on one of its splits."""
+    """Figures of a saved step of RUN on one of its splits, or on data that it has never seen."""
     from jaxtrain.evaluate import evaluate_run
 
-    evaluation, sealed = evaluate_run(run, split, step)
+    evaluation, sealed = evaluate_run(run, split, step, path=path)
+    split = "other" if path else split
     for name, value in sorted(evaluation.figures.items()):
         print(f"{split}/{name} {value:.6g}")
     print(f"step {sealed.step}")

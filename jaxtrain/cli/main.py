@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from jaxtrain.cli import config, init, look, train
+from jaxtrain.cli import config, init, look, predict, train
 from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
@@ -17,12 +17,14 @@ TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resum
   jaxtrain train digits --dry-run    two steps through everything; --print-config shows all keys
   jaxtrain init                      a config and a model of your own to begin with
   jaxtrain runs | report last        what was trained, and how well
+  jaxtrain predict last INPUT...     pictures, arrays or a prompt through the trained model
   jaxtrain config describe SECTION   every key, its default and meaning; jaxtrain --help lists all verbs"""
 
 app = typer.Typer(add_completion=True, no_args_is_help=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(cls=KeyedCommand)(train.train)
 app.command(cls=KeyedCommand)(train.resume)
 app.command("eval")(look.evaluate)
+app.command()(predict.predict)
 app.command()(look.runs)
 app.command()(look.report)
 app.command()(init.init)

@@ -18,11 +18,12 @@ from jaxtrain.config import ConfigError, RunConfig, load
 from jaxtrain.core.metrics import best_is
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import call_model
-from jaxtrain.core.state import weights_for_evaluation
-from jaxtrain.data.dataset import Schema
+from jaxtrain.data.make import other_data
+from jaxtrain.data.schema import Schema
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.folder import RunFolder, find_run
 from jaxtrain.loop import Evaluation, evaluate
+from jaxtrain.parallel.mesh import replicated
 from jaxtrain.session import eval_batches
 
 SPLITS = ("train", "validation", "test")
@@ -31,12 +32,14 @@ SPLITS = ("train", "validation", "test")
 class LoadedModel:
     """A trained model with its preprocessing. Call it on raw inputs [B, ...], as the data source gives them.
 
-    Returns outputs in fp32: logits [B, C], or values [B] / [B, K]. step: the step it was saved at.
+    Returns outputs in fp32: logits [B, C] ([B, T, V] for tokens), or values [B] / [B, K].
+    weights: (params, model_state), flat dicts of arrays. step: the step they were saved at.
     """
 
     def __init__(self, module: ModuleDef, weights: tuple[Any, Any], schema: Schema, step: int) -> None:
-        self.schema, self.step = schema, step
-        self._module, self._weights = module, weights
+        self.schema, self.step, self.weights = schema, step, weights
+        self._module = module
+        self._generator: Any = None
         preprocess = schema.preprocess()
 
         def forward(params: Any, model_state: Any, inputs: Any) -> Any:
@@ -51,18 +54,46 @@ class LoadedModel:
         """Names of the classes, in the order of the outputs."""
         return self.schema.class_names
 
+    def generate(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str:
+        """The continuation of a prompt by a language model; see `generate.Sampling` for the choice of tokens."""
+        from jaxtrain.evaluate.generate import Generator, Sampling
+
+        if self._generator is None:
+            self._generator = Generator(self)
+        return self._generator.generate(prompt, tokens, Sampling(temperature, top_k, top_p, seed))
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the module can go on from a cache of keys and values (see `generate`)."""
+        return all(hasattr(self.module, name) for name in ("empty_cache", "decode"))
+
+    def bind(self, params: Any, model_state: Any) -> Any:
+        """For use inside jit: the module in evaluation form with these arrays."""
+        return self._module.bind(params, model_state, None)
+
     @property
     def module(self) -> Any:
         """The nnx.Module in evaluation form, for normalised inputs."""
-        return self._module.bind(*self._weights, None)
+        return self._module.bind(*self.weights, None)
 
     def __call__(self, inputs: Any) -> np.ndarray:
         inputs = np.asarray(inputs)
+        if self.schema.task == "tokens" and inputs.ndim == 2 and inputs.shape[1] <= self.schema.input_shape[0]:
+            return np.asarray(self._forward(*self.weights, inputs))  # a shorter text is a text
         if inputs.shape[1:] != self.schema.input_shape:
             raise ConfigError(
                 f"inputs have shape {list(inputs.shape)}; allowed: [B, {', '.join(map(str, self.schema.input_shape))}]"
             )
-        return np.asarray(self._forward(*self._weights, inputs))
+        return np.asarray(self._forward(*self.weights, inputs))
 
     def predict(self, inputs: Any) -> list[str] | np.ndarray:
         """Class names for a classification, else the outputs."""
@@ -80,13 +111,7 @@ def load_model(run: str | Path, step: str | int = "best", *, model: Any = None) 
     sealed = _checkpoints(folder, config).get(step)
     schema = Schema.from_json(sealed.meta["schema"])
     module = ModuleDef(maker(config, schema, model))
-    arrays = {"params": dict(module.params), "model_state": dict(module.model_state)}
-    # The averaged weights are what was evaluated, where there are any.
-    if config.train.ema_decay:
-        restored = _checkpoints(folder, config).restore_part(sealed, {"ema": arrays})["ema"]
-    else:
-        restored = _checkpoints(folder, config).restore_part(sealed, arrays)
-    return LoadedModel(module, (restored["params"], restored["model_state"]), schema, sealed.step)
+    return LoadedModel(module, _weights(folder, config, sealed, module), schema, sealed.step)
 
 
 def evaluate_run(
@@ -97,21 +122,57 @@ def evaluate_run(
     model: Make | None = None,
     loss: Callable[..., Any] | None = None,
     source: ArraySource | None = None,
+    path: str | Path | None = None,
 ) -> tuple[Evaluation, Sealed]:
-    """Figures of a saved step on a split of the run's own data."""
+    """Figures of a saved step on a split of the run's own data; or on `path`, which the run has never seen.
+
+    path: data as data.path takes it, or an .npz with `inputs` and `targets`. Its rows are encoded and normalised as the
+    run's own were: the schema stored with the step holds, and the run's own data need not be there.
+    """
+    if path is not None:
+        return _evaluate_path(find_run(run), path, step, model, loss)
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is not allowed; allowed: {', '.join(SPLITS)}")
     folder = find_run(run)
     job = build(load(folder.resolved), model=model, loss=loss, source=source)
-    if not job.dataset.rows(split):
+    if not job.dataset.eval_rows(split):
         raise ConfigError(f"the {split} split of {folder.path} has no rows")
-    store = _checkpoints(folder, job.config)
-    sealed = store.get(step)
+    sealed = _checkpoints(folder, job.config).get(step)
     if sealed.meta["data"] != job.dataset.fingerprint():
         raise ConfigError(f"the data of {folder.path} has changed since step {sealed.step} was saved; bring it back")
-    state = store.restore(sealed, job.abstract_state)
-    weights = weights_for_evaluation(state)
+    weights = _weights(folder, job.config, sealed, job.module, job.mesh)
     return evaluate(job.eval_step, weights, eval_batches(job, split), job.metrics, keep_rows=True), sealed
+
+
+def _evaluate_path(folder: RunFolder, path: str | Path, step: str | int, model: Any, loss: Any) -> Any:
+    config = load(folder.resolved)
+    sealed = _checkpoints(folder, config).get(step)
+    if not Path(path).exists():
+        raise ConfigError(f"--path: {str(path)!r}: no such file or folder (looked in {Path(path).absolute().parent})")
+    dataset = other_data(Path(path), config.data, Schema.from_json(sealed.meta["schema"]))
+    job = build(config, model=model, loss=loss, dataset=dataset)
+    weights = _weights(folder, config, sealed, job.module, job.mesh)
+    return evaluate(job.eval_step, weights, eval_batches(job, "test"), job.metrics, keep_rows=True), sealed
+
+
+def _weights(
+    folder: RunFolder, config: RunConfig, sealed: Sealed, module: ModuleDef, mesh: Any = None
+) -> tuple[Any, Any]:
+    """(params, model_state) of a step, and nothing else of it; the averaged ones, where they were evaluated.
+
+    On all devices of `mesh`, or on one.
+    """
+    sharding = None if mesh is None else replicated(mesh)
+    arrays = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        {"params": dict(module.params), "model_state": dict(module.model_state)},
+    )
+    store = _checkpoints(folder, config)
+    if config.train.ema_decay:
+        arrays = store.restore_part(sealed, {"ema": arrays})["ema"]
+    else:
+        arrays = store.restore_part(sealed, arrays)
+    return arrays["params"], arrays["model_state"]
 
 
 def _checkpoints(folder: RunFolder, config: RunConfig) -> Checkpoints:
