@@ -1,7 +1,8 @@
-"""The console, on stderr: on a terminal one live table, elsewhere (pipe, TERM=dumb) plain lines without escape codes.
+"""The console, a `Screen` of three: in a notebook one display; else on stderr, on a terminal one live table, elsewhere
+(pipe, TERM=dumb) plain lines without escape codes.
 
 Nothing is silent for long: from `open` to `shut` there is always a phase or a running step, and it ticks. run.log gets
-the same lines on a terminal and in a pipe. Wall time is read here and decides nothing.
+the same lines on all of them. Wall time is read here and decides nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jaxtrain.hooks.control import BestSoFar
+from jaxtrain.hooks.notebook import Frame, Notebook, Screen
 from jaxtrain.loop import Evaluation, Hook
 
 log = logging.getLogger("jaxtrain")
@@ -40,22 +43,22 @@ class Console(Hook):
     def __init__(self, metric: str, mode: str, rich: RichConsole | None = None, quiet: bool = False) -> None:
         # Decided by the stream itself: FORCE_COLOR, which CI systems set, must not start a live table in a log file.
         terminal = sys.stderr.isatty()
-        self.rich = rich or RichConsole(
-            stderr=True, highlight=False, soft_wrap=not terminal, force_terminal=terminal, quiet=quiet
-        )
+        options: dict[str, Any] = {"soft_wrap": not terminal, "force_terminal": terminal, "force_jupyter": False}
+        self.rich = rich or RichConsole(stderr=True, highlight=False, quiet=quiet, **options)
+        moving = self.rich.is_terminal and not self.rich.is_dumb_terminal and not self.rich.quiet
+        notebook = None if rich or quiet else Notebook.here(self._frame)
+        self._screen: Screen = notebook or (_Table if moving else _Lines)(self.rich, self._render)
         self._metric = metric
         self._handler = _Handler(self)
         self._begun = self._told = self._idle = time.monotonic()
         self._phases: list[tuple[str, float]] = []
         self._notice = ""
         self._training = False
-        self._step = self._total = self._rows = 0
-        self._per_epoch = 1
+        self._step, self._total, self._per_epoch, self._rows = 0, 0, 1, 0
         self._pace = _Pace(0)
         self._figures: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self._best = BestSoFar(mode)
-        self._live: Live | None = None
         self._ticker: threading.Thread | None = None
         self._closed = threading.Event()
 
@@ -65,24 +68,19 @@ class Console(Hook):
         """Start ticking; warnings of jaxtrain go through here."""
         self._begun = self._told = self._idle = time.monotonic()
         log.addHandler(self._handler)
-        if self.rich.is_terminal and not self.rich.is_dumb_terminal and not self.rich.quiet:
-            own = sys.stdout.isatty()  # what a user's model prints into a file must stay there
-            self._live = Live(console=self.rich, get_renderable=self._render, transient=True, redirect_stdout=own)
-            self._live.start()
-            self.rich.show_cursor(True)  # a process that is killed cannot give the cursor back
-        self._ticker = threading.Thread(target=self._tick, name="jaxtrain-console", daemon=True)
+        self._on_screen(lambda screen: screen.start())
+        # In this thread's context: a kernel finds by it the cell that output belongs to.
+        self._ticker = threading.Thread(None, copy_context().run, "jaxtrain-console", (self._tick,), daemon=True)
         self._ticker.start()
 
-    def shut(self) -> None:
-        """Stop ticking. What was printed stays."""
+    def shut(self, more: bool = False) -> None:
+        """Stop ticking. What was said stays. `more`: another console goes on where this one ends."""
         self._closed.set()
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
         self._tell_notice()
+        self._on_screen(lambda screen: screen.stop(more))
         log.removeHandler(self._handler)
 
     def line(self, text: str) -> None:
@@ -99,7 +97,7 @@ class Console(Hook):
         """`name ...` at once, and how long it took at the end; untold, it is seen only when it takes long."""
         begun = time.monotonic()
         self._phases.append((name, begun))
-        if told and self._live is None:
+        if told and not self._screen.moving:
             self.line(f"{name} ...")
         try:
             yield
@@ -145,7 +143,7 @@ class Console(Hook):
 
     def _waiting(self) -> str:
         """What is going on now, with its seconds; "" while steps are running, or stand still for less than a second."""
-        name, begun = self._phases[-1] if self._phases else ("getting ready", self._idle)
+        name, begun = [("getting ready", self._idle), *self._phases][-1]  # at once: another thread may end the phase
         took = time.monotonic() - begun
         return f"{name} ... {took:.0f} s" if not self._training or (self._phases and took >= 1.0) else ""
 
@@ -168,19 +166,22 @@ class Console(Hook):
             cells.append(("examples/s", f"{rate * self._rows:,.0f}"))
         return cells
 
+    def _frame(self) -> Frame:
+        cells = (self._progress(), self._values()) if self._training else ([], [])
+        return Frame(self._step / max(self._total, 1), *cells, self._waiting())
+
     def _render(self) -> Any:
+        frame, width = self._frame(), self.rich.width
         parts: list[Any] = []
-        if self._training:
-            width = self.rich.width
-            share = self._step / max(self._total, 1)
-            parts = [_bar(self._progress(), share, width, self.rich.encoding), *_grid(self._values(), width)]
-        waiting = self._waiting()
-        return Group(*parts, Text(waiting, style="dim")) if waiting else Group(*parts)
+        if frame.progress:
+            parts = [_bar(frame.progress, frame.share, width, self.rich.encoding), *_grid(frame.values, width)]
+        return Group(*parts, Text(frame.waiting, style="dim")) if frame.waiting else Group(*parts)
 
     def _tick(self) -> None:
         shown: tuple[int, float] = (-1, 0.0)
         while not self._closed.wait(_POLL):
             self._tell_notice()
+            self._on_screen(lambda screen: screen.refresh())
             now = time.monotonic()
             pause = next(seconds for until, seconds in _CALM if now - self._begun < until)
             if now - self._told < pause - _POLL - 0.05:
@@ -192,7 +193,7 @@ class Console(Hook):
             elif not text:
                 text = f"step {self._step:,}/{self._total:,} ... {now - shown[1]:.0f} s"
             self._told = now
-            if self._live is None:
+            if not self._screen.moving:
                 self._show(text)
             log.info(text)
 
@@ -203,10 +204,16 @@ class Console(Hook):
 
     def _show(self, text: str, style: str = "") -> None:
         self._told = time.monotonic()
+        self._on_screen(lambda screen: screen.line(text, style))
+
+    def _on_screen(self, action: Callable[[Screen], None]) -> None:
+        """A screen that fails is given up for plain lines; the run goes on."""
         try:
-            self.rich.print(Text(text, style=style))
-        except (OSError, SystemExit):  # stderr is gone (rich exits on a broken pipe); the run goes on, so does run.log
-            self.rich.quiet = True
+            action(self._screen)
+        except Exception as error:  # whatever a front end raises must not end a training run
+            self._screen = _Lines(self.rich, self._render)
+            log.warning("the display failed (%s: %s); lines from here on", type(error).__name__, error)
+            action(self._screen)
 
 
 @contextlib.contextmanager
@@ -216,11 +223,40 @@ def waiting(name: str, quiet: bool = False) -> Iterator[None]:
     console.open()
     try:
         with console.phase(name, told=False):
-            if console._live is None:
+            if not console._screen.moving:
                 console.line(f"{name} ...")
             yield
     finally:
-        console.shut()
+        console.shut(more=True)
+
+
+class _Lines(Screen):
+    """Plain lines on stderr; the ticker says what is going on."""
+
+    def __init__(self, rich: RichConsole, render: Callable[[], Any]) -> None:
+        self._rich, self._render = rich, render
+
+    def line(self, text: str, style: str) -> None:
+        try:
+            self._rich.print(Text(text, style=style))
+        except (Exception, SystemExit):  # stderr is gone (rich exits on a broken pipe): the run and run.log go on
+            self._rich.quiet = True
+
+
+class _Table(_Lines):
+    """Lines on a terminal, above one live table, which rich draws in a thread of its own."""
+
+    def start(self) -> None:
+        own = sys.stdout.isatty()  # what a user's model prints into a file must stay there
+        self._live = Live(console=self._rich, get_renderable=self._render, transient=True, redirect_stdout=own)
+        self._live.start()
+        self.moving = True
+        self._rich.show_cursor(True)  # a process that is killed cannot give the cursor back
+
+    def stop(self, more: bool) -> None:
+        if self.moving:
+            self._live.stop()
+        self.moving = False
 
 
 class _Pace:

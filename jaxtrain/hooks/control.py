@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxtrain.config.errors import INTERRUPTED, NEEDS_PERSON, PREEMPTED
+from jaxtrain.hooks.notebook import kernel
 from jaxtrain.loop import Action, EvaluateNow, Evaluation, Hook, SaveNow, Stop
 
 
@@ -155,7 +156,10 @@ class TimeBudget(Hook):
 
 
 class Signals(Hook):
-    """Ctrl-C saves and ends with 130, SIGTERM saves and ends with 75; a second signal ends at once."""
+    """Ctrl-C saves and ends with 130, SIGTERM saves and ends with 75; a second signal ends at once.
+
+    In a notebook a second Ctrl-C ends the cell, not the process.
+    """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
         self._say = say
@@ -187,6 +191,8 @@ class Signals(Hook):
 
     def _receive(self, number: int, frame: Any) -> None:
         if self._seen is not None:
+            if number == signal.SIGINT and kernel() is not None:
+                raise KeyboardInterrupt  # the end of a notebook's process would take all its variables along
             os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
         self._seen = number
         self._say("stopping after this step and saving; a second signal ends at once")
