@@ -19,7 +19,7 @@ import numpy as np
 from jaxtrain.config import RunConfig, schema
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.data.schema import Schema
-from jaxtrain.data.sources import ImageSource, Source
+from jaxtrain.data.sources import ArraySource, Source
 from jaxtrain.data.split import Splits, given, stratified
 
 TASKS = {
@@ -293,8 +293,8 @@ def _statistics(source: Source, train: np.ndarray, how: str) -> tuple[Any, Any]:
     if how == "none":
         return None, None
     axes = tuple(range(len(source.shape))) if how == "channel" and len(source.shape) > 0 else (0,)
-    if isinstance(source, ImageSource):
-        mean, sd = _moments_of_files(source, train, axes)
+    if source.dtype == np.uint8:
+        mean, sd = _moments_of_bytes(source, train, axes)
     else:
         wide = narrow(source.read(train)).astype(np.float64)
         mean, sd = wide.mean(axes), wide.std(axes)
@@ -302,9 +302,9 @@ def _statistics(source: Source, train: np.ndarray, how: str) -> tuple[Any, Any]:
     return mean.tolist(), np.where(sd > 1e-12, sd, 1.0).tolist()
 
 
-def _moments_of_files(source: ImageSource, train: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sd over at most STATISTICS_ROWS rows, evenly taken; bytes are summed as integers, exactly."""
-    rows = train[:: -(-len(train) // STATISTICS_ROWS)]
+def _moments_of_bytes(source: Source, train: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sd by sums of integers, which are exact; of files at most STATISTICS_ROWS, evenly taken."""
+    rows = train if isinstance(source, ArraySource) else train[:: -(-len(train) // STATISTICS_ROWS)]
     total, squares, count = 0, 0, 0
     for start in range(0, len(rows), 256):
         values = source.read(rows[start : start + 256]).astype(np.int64)

@@ -184,7 +184,7 @@ def _mnist(config: schema.Mnist) -> ArraySource:
     images = np.concatenate([parts["train-images"], parts["test-images"]])[..., None]
     labels = np.concatenate([parts["train-labels"], parts["test-labels"]]).astype(np.int64)
     split = np.repeat(np.array([-1, 2], np.int8), [len(parts["train-labels"]), len(parts["test-labels"])])
-    names = tuple(str(i) for i in range(int(labels.max()) + 1))
+    names = tuple(str(i) for i in range(int(labels.max(initial=-1)) + 1))
     form = ImageForm(images.shape[1], images.shape[2], 1, "stretch")
     return ArraySource("mnist", images, labels, split=split, names=names, form=form)
 
@@ -235,7 +235,7 @@ def image_source(root: Path, form: ImageForm) -> ImageSource:
     if split is not None and not (split == 1).any():
         split = np.where(split == 0, -1, split).astype(np.int8)  # validation comes out of the training pictures
     pictures = ImageRows(root, found.paths, form)
-    return ImageSource(root.name, pictures, found.labels, split, found.class_names, form, found.notes)
+    return ImageSource(root.absolute().name, pictures, found.labels, split, found.class_names, form, found.notes)
 
 
 def _arrays(config: schema.Arrays) -> ArraySource:

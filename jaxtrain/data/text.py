@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxtrain.config import RunConfig, schema
 from jaxtrain.config.errors import ConfigError
+from jaxtrain.data.folders import is_hidden
 from jaxtrain.data.order import permute
 from jaxtrain.data.schema import Schema
 from jaxtrain.data.tokens import Bytes, Characters, FileTokenizer, Tokenizer, code_points, normal
@@ -28,6 +29,7 @@ SPLITS = ("train", "validation", "test")
 MANY_FILES = 20
 """So many files are split as files; fewer by position, so that each split gets its share."""
 _SHIFT, _FILES = 0x5417F, 0xF11E5  # streams of the permutation: window shifts, order of files
+_BUILT = ("config-", "_sysconfigdata")  # made when this Python was built
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo")
 
 
@@ -74,7 +76,7 @@ class TextDataset:
         return self._windows(resident["tokens"], rows, epoch, self.rows("train"), jnp)
 
     def _windows(self, tokens: Any, rows: Any, epoch: Any, count: int, xp: Any) -> dict[str, Any]:
-        room = min(len(tokens) - 1 - count * self.block, self.block - 1) + 1
+        room = len(tokens) - count * self.block  # up to two blocks: the end is trained on too
         shift = permute(self.seed, xp.asarray(epoch) + _SHIFT, xp.zeros(1, xp.int32), room, xp)
         start = (rows * self.block + shift).astype(xp.int32)
         window = tokens[start[:, None] + xp.arange(self.block + 1, dtype=xp.int32)].astype(xp.int32)
@@ -129,9 +131,9 @@ def make_text(config: RunConfig) -> TextDataset:
     # Characters are split before they are numbered: the numbers come from the training part.
     encode = (lambda text: code_points(normal(text))) if isinstance(made, Characters) else made.encode
     raw = _pieces(encode, documents, made.end)
-    parts = _split(data, raw)
+    name = Path(getattr(data, "path", data.kind)).absolute().name
+    parts = _split(data, raw, name)
     used = {"train": 1.0, "validation": data.validation_fraction, "test": data.test_fraction}
-    name = Path(getattr(data, "path", data.kind)).name
     counts = {split: len(parts[split]) for split in SPLITS if used[split]}
     if min(counts.values()) < data.block_size + 1:
         told = ", ".join(f"{split} {n:,}" for split, n in counts.items())
@@ -142,7 +144,8 @@ def make_text(config: RunConfig) -> TextDataset:
         )
     tokenizer, tokens = _finish(data, made, parts, name, notes)
     if config.train.overfit_batches:
-        most = config.train.overfit_batches * config.train.global_batch_size * data.block_size + 1
+        # A block more than the rows need, as their windows are shifted.
+        most = (config.train.overfit_batches * config.train.global_batch_size + 1) * data.block_size
         tokens["train"] = tokens["validation"] = tokens["train"][:most]
         tokens["test"] = tokens["test"][:0]
         notes.append(f"overfitting {len(tokens['train']):,} tokens: they are trained on and evaluated")
@@ -161,7 +164,7 @@ def text_of_schema(data: Any, described: Schema, tokenizer: Tokenizer) -> TextDa
     """Other text as the test split of a trained model, in its tokens."""
     documents, notes = DOCUMENTS[data.kind](data)
     tokens = _narrow(np.concatenate(_pieces(tokenizer.encode, documents, tokenizer.end)), tokenizer.size)
-    name = Path(getattr(data, "path", data.kind)).name
+    name = Path(getattr(data, "path", data.kind)).absolute().name
     if len(tokens) < 2:
         raise ConfigError(f"{name}: {len(tokens)} tokens; at least 2 are needed")
     empty = tokens[:0]
@@ -179,7 +182,10 @@ def tokenizer_of(data: Any) -> Tokenizer:
     path = Path(named)
     if not path.is_file():
         raise ConfigError(f"data.tokenizer: {named!r}: no such file; allowed: char, byte, or a tokenizer.json")
-    return FileTokenizer(path.read_text(encoding="utf-8"), named)
+    try:
+        return FileTokenizer(path.read_text(encoding="utf-8"), named)
+    except UnicodeDecodeError:
+        raise ConfigError(f"data.tokenizer: {named} is no tokenizer.json: it is not UTF-8") from None
 
 
 def _pieces(encode: Callable[[str], np.ndarray], documents: list[Document], end: int | None) -> list[np.ndarray]:
@@ -191,11 +197,17 @@ def _pieces(encode: Callable[[str], np.ndarray], documents: list[Document], end:
     return [encode(d.text if d.text.endswith(("\n", "\r")) else d.text + "\n") for d in documents]
 
 
-def _split(data: Any, raw: list[np.ndarray]) -> dict[str, np.ndarray]:
+def _split(data: Any, raw: list[np.ndarray], name: str) -> dict[str, np.ndarray]:
     fractions = (data.validation_fraction, data.test_fraction)
     by_file = data.split_by == "file" or (data.split_by == "auto" and len(raw) >= MANY_FILES)
     if by_file:
         groups = _whole_files([len(piece) for piece in raw], fractions, data.split_seed)
+        for split, share, group in zip(SPLITS, (1.0, *fractions), groups, strict=True):
+            if share and not group:
+                raise ConfigError(
+                    f"data.split_by=file: the {len(raw)} files of {name} leave none for {split}; add files, set "
+                    "data.validation_fraction=0 or data.test_fraction=0, or take data.split_by=position"
+                )
         joined = [np.concatenate([raw[i] for i in group]) if group else raw[0][:0] for group in groups]
         return dict(zip(SPLITS, joined, strict=True))
     whole = np.concatenate(raw)
@@ -254,8 +266,11 @@ def _text_files(data: schema.Text) -> tuple[list[Document], list[str]]:
             f"data.path: {data.path!r}: no such file or folder (looked in {root.absolute().parent}); "
             "say where it is: --data.path=..."
         )
-    below = [root] if root.is_file() else root.rglob(data.pattern)
-    paths = sorted(path for path in below if path.is_file() and _visible(path, root))
+    try:
+        below = [root] if root.is_file() else list(root.rglob(data.pattern))
+    except (NotImplementedError, ValueError) as error:
+        raise ConfigError(f"data.pattern: {data.pattern!r}: {str(error).lower()}; usual: *.txt, *") from None
+    paths = sorted(path for path in below if path.is_file() and not is_hidden(path.relative_to(root)))
     if not paths:
         raise ConfigError(f"data.path: no file {data.pattern!r} (data.pattern) below {str(root)!r}")
     documents, notes, replaced = [], [], 0
@@ -268,10 +283,6 @@ def _text_files(data: schema.Text) -> tuple[list[Document], list[str]]:
     return documents, notes
 
 
-def _visible(path: Path, root: Path) -> bool:
-    return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
-
-
 def _decode(path: Path, encoding: str, errors: str) -> tuple[str, int]:
     """(text, replaced bytes); a byte order mark is left out."""
     raw = path.read_bytes()
@@ -282,10 +293,11 @@ def _decode(path: Path, encoding: str, errors: str) -> tuple[str, int]:
     except UnicodeDecodeError as error:
         if errors == "replace":
             text = raw.decode(encoding, "replace")
-            own = raw.count("\ufffd".encode(encoding, "ignore") or b"\ufffd") if encoding.lower() == "utf-8" else 0
+            own = raw.decode(encoding, "ignore").count("\ufffd")
             return text.removeprefix("\ufeff"), text.count("\ufffd") - own
+        place = error.start + len(raw) - len(error.object)  # utf-8-sig counts from behind its mark
         raise ConfigError(
-            f"{path}: byte 0x{raw[error.start]:02x} at offset {error.start} is not {encoding}; set data.encoding "
+            f"{path}: byte 0x{raw[place]:02x} at offset {place} is not {encoding}; set data.encoding "
             "(cp1252 is usual for old Windows files), or data.decode_errors=replace"
         ) from None
 
@@ -296,7 +308,7 @@ def _standard_library(data: schema.Pystdlib) -> tuple[list[Document], list[str]]
     documents = []
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        if not set(inside.parts) & set(_LEFT_OUT) and not inside.parts[0].startswith("config-"):
+        if not set(inside.parts) & set(_LEFT_OUT) and not inside.parts[0].startswith(_BUILT):
             # A few files are not UTF-8 on purpose; their bytes are kept.
             documents.append(Document(inside.as_posix(), path.read_bytes().decode("utf-8", "surrogateescape")))
     if not documents:

@@ -1,4 +1,4 @@
-"""Tokenizers: text -> numbers and back. Each is stored with the model as plain values (`to_json`).
+r"""Tokenizers: text -> numbers and back. Each is stored with the model as plain values (`to_json`).
 
 Line ends are one character for all of them, in training and in a prompt alike: `normal` makes \r\n and \r into \n.
 """
@@ -61,9 +61,10 @@ class Characters:
         place = np.minimum(np.searchsorted(known, points), len(known) - 1)
         strange = known[place] != points
         if strange.any() and not self.unknown:
-            listed = ", ".join(repr(chr(p)) for p in np.unique(points[strange])[:10])
+            unseen = np.unique(points[strange])
+            listed = ", ".join(repr(chr(p)) for p in unseen[:10])
             raise UserError(
-                f"{listed}: the model has never seen {'this character' if strange.sum() == 1 else 'these characters'}; "
+                f"{listed}: the model has never seen {'this character' if len(unseen) == 1 else 'these characters'}; "
                 f"it knows {len(known)}: {self.characters!r}"
             )
         return np.where(strange, len(known), place).astype(np.int32)
@@ -84,7 +85,7 @@ class Bytes:
     end = None
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(normal(text).encode("utf-8", "surrogateescape"), np.uint8).astype(np.int32)
+        return np.frombuffer(_utf_8(text, "surrogateescape"), np.uint8).astype(np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
         return np.asarray(tokens).astype(np.uint8).tobytes().decode("utf-8", "replace")
@@ -105,11 +106,12 @@ class FileTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exceptions
             raise ConfigError(f"data.tokenizer: {name} is no tokenizer.json: {str(error).splitlines()[0]}") from None
+        # What is meant for sentences: a text is neither cut off nor filled up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._text = text
-
-    @property
-    def size(self) -> int:
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        # Numbers may be left out, and a token beyond the size would be clamped without an error.
+        self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def end(self) -> int | None:
@@ -118,7 +120,7 @@ class FileTokenizer:
         return next((int(i) for i in ids if i is not None), None)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(normal(text), add_special_tokens=False).ids, np.int32)
+        return np.array(self._tokenizer.encode(_utf_8(text).decode(), add_special_tokens=False).ids, np.int32)
 
     def decode(self, tokens: np.ndarray) -> str:
         return str(self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False))
@@ -137,6 +139,15 @@ TOKENIZERS: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
 def from_json(values: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_json` wrote."""
     return TOKENIZERS[values["kind"]](values)
+
+
+def _utf_8(text: str, errors: str = "strict") -> bytes:
+    """With one kind of line end. Raises UserError for half of a UTF-16 pair, which is no character."""
+    try:
+        return normal(text).encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start]
+        raise UserError(f"{wrong!r} at place {error.start} is no character: it has no UTF-8 form") from None
 
 
 def code_points(text: str) -> np.ndarray:

@@ -15,7 +15,8 @@ from data_helpers import config_of, dataset_of
 from jaxtrain.build import build
 from jaxtrain.config import load
 from jaxtrain.data import feed
-from jaxtrain.data.dataset import Dataset, make_dataset
+from jaxtrain.data.dataset import Dataset
+from jaxtrain.data.make import make_dataset
 from jaxtrain.data.order import permute
 from jaxtrain.data.sources import ArraySource
 
@@ -48,8 +49,8 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_resident_direct_and_prefetch_give_the_same_batches_over_three_epochs(dataset: Dataset) -> None:
-    resident = feed.Resident(jax.device_put(feed.resident_rows(dataset, "train")))
-    on_device = jax.jit(lambda rows, position: feed.gather(rows, position, SEED, BATCH))
+    resident = feed.Resident(jax.device_put(dataset.resident("train")))
+    on_device = jax.jit(lambda rows, position: feed.gather(dataset, rows, position, SEED, BATCH))
     direct = feed.Direct(host_batches(dataset), jax.device_put)
     prefetch = feed.Prefetch(host_batches(dataset), jax.device_put)
     seen: list[list[int]] = [[], [], []]
@@ -189,6 +190,13 @@ def test_close_joins_the_thread_and_may_be_called_twice(dataset: Dataset) -> Non
 )
 def test_auto_keeps_rows_on_the_device_up_to_a_quarter_of_its_memory(asked: str, nbytes: int, expected: str) -> None:
     assert feed.choose(asked, nbytes, 1000) == expected
+
+
+def test_rows_that_are_decoded_again_and_again_are_prefetched() -> None:
+    assert feed.choose("auto", 1, 1000, in_memory=False) == "prefetch"
+    assert feed.choose("auto", 1, 1000, in_memory=True) == "resident"  # the control
+    for asked in ("resident", "direct", "prefetch"):
+        assert feed.choose(asked, 1, 1000, in_memory=False) == asked
 
 
 def test_fault_loop_small_dataset_10_rows_batch_64(shared: Path) -> None:

@@ -21,7 +21,7 @@ from PIL import Image, ImageFile, JpegImagePlugin
 
 from jaxtrain.config import ConfigError
 from jaxtrain.config.errors import UserError
-from jaxtrain.data import images
+from jaxtrain.data import folders, images
 from jaxtrain.data.folders import Scan, is_hidden, is_picture_file, scan
 from jaxtrain.data.images import BadImage, ImageForm, ImageRows, decode
 
@@ -566,7 +566,7 @@ def test_what_may_not_be_read_is_an_error_not_a_gap(tmp_path: Path, monkeypatch:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "open", refuse, raising=False)
+        patch.setattr(folders, "open", refuse, raising=False)
         with pytest.raises(ConfigError) as caught:
             scan(tmp_path)
     assert str(caught.value) == f"data.path: {str(tmp_path / 'a/0.png')!r} cannot be read: Permission denied"

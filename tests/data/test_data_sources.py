@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxtrain.config import ConfigError, RunConfig, load
-from jaxtrain.data.dataset import make_dataset
-from jaxtrain.data.sources import open_source
+from jaxtrain.data.make import make_dataset
+from jaxtrain.data.sources import SOURCES, ArraySource
 
 X = np.arange(12, dtype=np.float64).reshape(6, 2)
 Y = np.array([0, 1, 0, 1, 0, 1])
@@ -19,6 +19,12 @@ Y = np.array([0, 1, 0, 1, 0, 1])
 def config_of(path: Path, targets: Path | None = None) -> RunConfig:
     data: dict[str, Any] = {"kind": "arrays", "path": str(path)}
     return load({"data": data | ({"targets_path": str(targets)} if targets else {})})
+
+
+def source_of(config: RunConfig) -> ArraySource:
+    source = SOURCES[config.data.kind](config.data)
+    assert isinstance(source, ArraySource)
+    return source
 
 
 def npz(place: Path, **arrays: Any) -> Path:
@@ -48,7 +54,7 @@ def test_an_npz_gives_inputs_targets_weights_and_split(tmp_path: Path) -> None:
 
 def test_a_split_may_be_words(tmp_path: Path) -> None:
     split = np.array(["train", "test", "train", "validation", "train", "train"])
-    source = open_source(config_of(npz(tmp_path, inputs=X, targets=Y, split=split)).data)
+    source = source_of(config_of(npz(tmp_path, inputs=X, targets=Y, split=split)))
     assert source.split is not None
     assert source.split.tolist() == [0, 2, 0, 1, 0, 0]
 
@@ -56,14 +62,14 @@ def test_a_split_may_be_words(tmp_path: Path) -> None:
 def test_npy_beside_npy_is_the_same_data(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", Y)
-    source = open_source(config_of(tmp_path / "x.npy", tmp_path / "y.npy").data)
-    packed = open_source(config_of(npz(tmp_path, inputs=X, targets=Y)).data)
+    source = source_of(config_of(tmp_path / "x.npy", tmp_path / "y.npy"))
+    packed = source_of(config_of(npz(tmp_path, inputs=X, targets=Y)))
     assert source.fingerprint() == packed.fingerprint()
-    assert source.read(np.array([4, 1]))["inputs"].tolist() == X[[4, 1]].tolist()
+    assert source.read(np.array([4, 1])).tolist() == X[[4, 1]].tolist()
 
 
 def test_digits_are_the_1797_images_that_scikit_learn_carries() -> None:
-    source = open_source(load({}).data)
+    source = source_of(load({}))
     assert source.inputs.shape == (1797, 8, 8, 1)
     assert (source.inputs.min(), source.inputs.max()) == (0, 16)
     assert np.bincount(source.targets).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

@@ -9,7 +9,7 @@ import pytest
 from data_helpers import config_of, dataset_of
 
 from jaxtrain.config import ConfigError
-from jaxtrain.data.dataset import make_dataset
+from jaxtrain.data.make import make_dataset
 from jaxtrain.data.split import Splits, given, stratified
 
 NAMES = ("train", "validation", "test")
@@ -102,6 +102,53 @@ def test_a_given_split_is_taken_as_it_is() -> None:
 def test_a_given_split_without_training_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match="made: no row is left to train on of 3"):
         dataset_of([0, 1, 0], split=[1, 2, 1])
+
+
+def test_rows_left_open_are_divided_into_training_and_validation() -> None:
+    """-1: of data that carries a test split but no validation. What has a split keeps it."""
+    split = np.repeat(np.array([-1, 0, 1, 2], np.int8), [100, 5, 6, 7])
+    splits = given(split, None, 0.3, 0)
+    assert_divides(splits, 118)
+    assert sizes(splits) == (75, 36, 7)
+    assert set(range(100, 105)) <= set(splits.train.tolist())
+    assert set(range(105, 111)) <= set(splits.validation.tolist())
+    assert splits.test.tolist() == list(range(111, 118))
+    assert splits.validation[:30].tolist() != list(range(30))  # drawn, not cut off
+    closed = given(np.maximum(split, 0), None, 0.3, 0)  # the control: where nothing is open, nothing is drawn
+    assert sizes(closed) == (105, 6, 7)
+
+
+def test_open_rows_are_divided_class_by_class_and_by_the_seed() -> None:
+    labels = np.repeat([0, 1, 2], [50, 20, 10])
+    split = np.tile(np.array([-1, -1, -1, -1, 2], np.int8), 16)
+    first, other, again = (given(split, labels, 0.25, seed) for seed in (0, 1, 0))
+    for splits in (first, other):
+        assert per_class(splits, labels) == {0: (30, 10, 10), 1: (12, 4, 4), 2: (6, 2, 2)}
+        assert splits.test.tolist() == list(range(4, 80, 5))
+    assert first.validation.tolist() != other.validation.tolist()
+    assert first.validation.tolist() == again.validation.tolist()
+    as_one = given(split, None, 0.25, 0)  # the control
+    assert per_class(as_one, labels) != per_class(first, labels)
+
+
+def test_open_rows_of_a_dataset_follow_its_fraction_and_its_seed() -> None:
+    def rows(**options: float) -> tuple[list[int], ...]:
+        split = [-1] * 20 + [2] * 5
+        dataset = dataset_of(np.arange(25) % 2, split=split, **{f"data__{k}": v for k, v in options.items()})
+        return tuple(dataset.splits[name].tolist() for name in NAMES)
+
+    before = rows(validation_fraction=0.2)
+    assert [len(part) for part in before] == [16, 4, 5]
+    assert sorted(i % 2 for i in before[1]) == [0, 0, 1, 1]
+    assert [len(part) for part in rows(validation_fraction=0.5)] == [10, 10, 5]
+    assert [len(part) for part in rows(validation_fraction=0.0)] == [20, 0, 5]
+    assert rows(validation_fraction=0.2, test_fraction=0.4) == before  # the test split is there already
+    assert rows(validation_fraction=0.2, split_seed=1) != before
+
+
+def test_values_have_no_classes_to_divide_by() -> None:
+    dataset = dataset_of(np.arange(25) / 2, split=[-1] * 20 + [2] * 5, objective__kind="mse")
+    assert [dataset.rows(name) for name in NAMES] == [16, 4, 5]
 
 
 def test_the_split_of_digits_never_changes() -> None:
