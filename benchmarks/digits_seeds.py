@@ -12,6 +12,10 @@ from record import record
 import jaxtrain as jt
 
 SEEDS = range(5)
+ROOMS = [
+    *("configs/digits.yaml", "core", "loop.py", "models/cnn.py", "models/layers.py"),
+    *("data/dataset.py", "data/feed.py", "data/order.py", "data/sources.py", "data/split.py"),
+]
 
 
 def main() -> None:
@@ -45,7 +49,7 @@ def main() -> None:
         f"All {len(rows)}: mean {statistics.mean(figures):.4f}, sd {statistics.stdev(figures):.4f}, least "
         f"{min(figures):.4f}; median time {statistics.median(seconds):.1f} s with imports, compilation and report.",
     ]
-    record("digits_seeds", "digits, five seeds", lines, {"runs": rows}, ["core", "data", "models", "loop.py"])
+    record("digits_seeds", "digits, five seeds", lines, {"runs": rows}, ROOMS)
 
 
 if __name__ == "__main__":

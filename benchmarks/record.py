@@ -6,11 +6,14 @@ fast test (tests/test_benchmarks.py) fails when a room has changed since, naming
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import json
 import platform
 import subprocess
 import sys
+import tokenize
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,13 +25,34 @@ PAGE = REPO / "benchmarks" / "RESULTS.md"
 
 
 def rooms_digest(rooms: list[str]) -> str:
-    """sha256 of the source of some rooms (folders or files below jaxtrain/)."""
+    """sha256 of the code of some rooms (folders or files below jaxtrain/) or configs; words for people do not count."""
     digest = hashlib.sha256()
     for room in rooms:
-        path = REPO / "jaxtrain" / room
+        path = REPO / room if room.startswith("configs/") else REPO / "jaxtrain" / room
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.relative_to(REPO).as_posix().encode() + file.read_bytes())
+            text = file.read_text()
+            digest.update(file.relative_to(REPO).as_posix().encode())
+            digest.update((code_of(text) if file.suffix == ".py" else text).encode())
     return digest.hexdigest()
+
+
+def code_of(source: str) -> str:
+    """Python source without comments, docstrings and white space, alike on every version of Python."""
+    lines = source.splitlines(keepends=True)
+    cuts = [
+        (token.start, token.end)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            cuts.append(((first.lineno, first.col_offset), (first.end_lineno, first.end_col_offset)))
+    for (row, column), (last, end) in sorted(cuts, reverse=True):
+        tail = lines[last - 1].encode()[end:].decode() if row != last else lines[row - 1][end:]
+        lines[row - 1 : last] = [lines[row - 1][:column] + tail, *[""] * (last - row)]
+    return "".join("".join(lines).split())
 
 
 def record(name: str, title: str, lines: list[str], raw: dict[str, Any], rooms: list[str]) -> None:

@@ -111,8 +111,8 @@ MUTATIONS = [
     ),
     Mutation(
         "data/dataset.py",
-        "_narrow(source.inputs[splits.train])",
-        "_narrow(source.inputs)",
+        "_statistics(source, splits.train, data.normalize)",
+        "_statistics(source, np.arange(len(source)), data.normalize)",
         "data/test_data_dataset.py::test_validation_and_test_rows_do_not_reach_the_statistics",
     ),
     Mutation(

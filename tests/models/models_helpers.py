@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,20 @@ from jaxtrain.config import load, schema
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import RESERVED
 from jaxtrain.core.state import init_state
+from jaxtrain.data.sources import ArraySource
 from jaxtrain.loop import Evaluation, fit
 from jaxtrain.models import MODELS
 
+SHAPES = {"mlp": (8, 8, 1), "cnn": (8, 8, 1), "resnet": (8, 8, 1), "gpt": (8,), "tcn": (8, 2)}
+"""What a row is, for each kind."""
+OUTPUTS = {"mlp": (3,), "cnn": (3,), "resnet": (3,), "gpt": (8, 5), "tcn": (3,)}
+"""What a small one gives for a row: 3 outputs, or 5 for each of 8 tokens."""
 
-def module_of(config: Any, shape: tuple[int, ...] = (8, 8, 1), outputs: int = 3) -> ModuleDef:
-    return ModuleDef(lambda rngs: MODELS[config.kind].make(config, shape, outputs, rngs=rngs))
+
+def module_of(config: Any, shape: tuple[int, ...] | None = None, outputs: int | None = None) -> ModuleDef:
+    row = SHAPES[config.kind] if shape is None else shape
+    wide = OUTPUTS[config.kind][-1] if outputs is None else outputs
+    return ModuleDef(lambda rngs: MODELS[config.kind].make(config, row, wide, rngs=rngs))
 
 
 def mlp(**changes: Any) -> schema.Mlp:
@@ -33,7 +42,20 @@ def resnet(**changes: Any) -> schema.Resnet:
     return schema.Resnet(**({"depth": 8, "width": 4} | changes))
 
 
-SMALL = {"mlp": mlp, "cnn": cnn, "resnet": resnet}
+def gpt(**changes: Any) -> schema.Gpt:
+    return schema.Gpt(**({"layers": 2, "heads": 2, "width": 8} | changes))
+
+
+def tcn(**changes: Any) -> schema.Tcn:
+    return schema.Tcn(**({"channels": (4, 6)} | changes))
+
+
+SMALL = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": gpt, "tcn": tcn}
+
+
+def allowed(kind: str, field: str) -> tuple[str, ...]:
+    """What the config of a kind allows for a field."""
+    return get_args(type(SMALL[kind]()).model_fields[field].annotation)
 
 
 def formula(shape: tuple[int, ...], phase: float, scale: float) -> np.ndarray:
@@ -51,6 +73,12 @@ def arrays_by_formula(module: ModuleDef) -> tuple[dict[str, Any], dict[str, Any]
     return params, state
 
 
+def arrays_apart(module: ModuleDef, scale: float = 0.3) -> dict[str, Any]:
+    """Params of which no two are alike, not even those of two blocks."""
+    params = {name: formula(p.shape, zlib.crc32(name.encode()) % 97, scale) for name, p in module.params.items()}
+    return {name: x + np.float32(name.endswith("scale")) for name, x in params.items()}
+
+
 def fresh(module: ModuleDef, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     return module.init(seed)  # eager: compiling all of it at once takes longer
 
@@ -64,16 +92,16 @@ def run_train(module: ModuleDef, params: Any, state: Any, x: Any, mask: Any = No
 
     def call(p: Any, s: Any, x: Any, mask: Any) -> Any:
         model = module.bind(p, s, jax.random.key(key))
-        y = model(x, mask=mask)
+        y = model(x, mask=mask) if module.takes_mask else model(x)
         return y, module.extract(model)[1]
 
     y, after = jax.jit(call)(params, state, x, mask)
     return np.asarray(y), {name: np.asarray(v) for name, v in after.items()}
 
 
-def job_of(**overrides: Any) -> Job:
+def job_of(source: ArraySource | None = None, **overrides: Any) -> Job:
     base = {"log": {"every": 1, "tensorboard": False}, "augment": {"shift": 0}}
-    return build(load(base, [(key.replace("__", "."), value) for key, value in overrides.items()]))
+    return build(load(base, [(key.replace("__", "."), value) for key, value in overrides.items()]), source=source)
 
 
 def first_state(job: Job, seed: int = 0) -> Any:
@@ -110,7 +138,7 @@ def losses_of(job: Job, steps: int) -> tuple[list[float], Any]:
 
     feeder = job.feeder()
     state, _ = fit(
-        job.init() if job.config.model.kind == "mlp" else first_state(job),
+        first_state(job) if job.config.model.kind in ("cnn", "resnet") else job.init(),
         job.advance,
         feeder,
         [Keep()],  # type: ignore[list-item]
@@ -143,3 +171,15 @@ def count(params: dict[str, Any]) -> int:
 
 def images(rows: int = 4, size: int = 8) -> jax.Array:
     return jnp.asarray(formula((rows, size, size, 1), 0.5, 1.0))
+
+
+def tokens(rows: int = 4, length: int = 8, vocabulary: int = 5) -> jax.Array:
+    return jnp.asarray((np.arange(rows * length) ** 2 * 7 // 3 % 31 % vocabulary).reshape(rows, length), jnp.int32)
+
+
+def sequences(rows: int = 4, length: int = 8, channels: int = 2) -> jax.Array:
+    return jnp.asarray(formula((rows, length, channels), 0.5, 1.0))
+
+
+def inputs_of(kind: str, rows: int = 4) -> jax.Array:
+    return {"gpt": tokens, "tcn": sequences}.get(kind, images)(rows)

@@ -7,7 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from models_helpers import SMALL, arrays_by_formula, cnn, images, mlp, module_of, resnet, run_eval
+from models_helpers import (
+    OUTPUTS,
+    SMALL,
+    arrays_by_formula,
+    cnn,
+    gpt,
+    images,
+    inputs_of,
+    mlp,
+    module_of,
+    resnet,
+    run_eval,
+    tcn,
+)
+from models_numpy import gpt_in_numpy, tcn_in_numpy
 
 from jaxtrain.models import MODELS
 
@@ -61,11 +75,19 @@ def resnet_in_numpy(x: np.ndarray, a: dict[str, np.ndarray]) -> np.ndarray:
     return dense(x.mean((1, 2)), a, "head")
 
 
-IN_NUMPY = {"mlp": mlp_in_numpy, "cnn": cnn_in_numpy, "resnet": resnet_in_numpy}
+IN_NUMPY = {
+    "mlp": mlp_in_numpy,
+    "cnn": cnn_in_numpy,
+    "resnet": resnet_in_numpy,
+    "gpt": lambda x, a: gpt_in_numpy(x, a, gpt()),
+    "tcn": lambda x, a: tcn_in_numpy(x, a, tcn()),
+}
 GOLDEN = {
     "mlp": [0.146706, -0.476201, 0.137418],
     "cnn": [-0.154979, -0.378725, 0.323413],
     "resnet": [0.24865, -0.467914, 0.103446],
+    "gpt": [0.841829, 1.686316, 0.683889, -1.161240, -1.500086],  # for the token after the last one
+    "tcn": [0.097435, 0.320792, 0.188117],
 }
 
 
@@ -77,14 +99,21 @@ def test_every_kind_is_tried() -> None:
 def test_a_kind_computes_what_numpy_computes_and_what_was_written_down(kind: str) -> None:
     module = module_of(SMALL[kind]())
     params, state = arrays_by_formula(module)
-    x = np.asarray(images(2))
+    x = np.asarray(inputs_of(kind, 2))
     y = run_eval(module, params, state, x)
+    assert y.shape == (2, *OUTPUTS[kind])
     np.testing.assert_allclose(y, IN_NUMPY[kind](x, params | state), rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(y[0], GOLDEN[kind], rtol=2e-5, atol=2e-5)
-    head = params["head.bias"].copy()
-    head[0] += 1e-3
-    moved = run_eval(module, params | {"head.bias": head}, state, x)
-    assert not np.allclose(moved[0], GOLDEN[kind], rtol=2e-5, atol=2e-5)  # the control
+    np.testing.assert_allclose(last(y), GOLDEN[kind], rtol=2e-5, atol=2e-5)
+    name = "norm.scale" if kind == "gpt" else "head.bias"
+    other = params[name].copy()
+    other[0] += 1e-3
+    moved = run_eval(module, params | {name: other}, state, x)
+    assert not np.allclose(last(moved), GOLDEN[kind], rtol=2e-5, atol=2e-5)  # the control
+
+
+def last(y: np.ndarray) -> np.ndarray:
+    """Of the first row: its outputs, or those of its last token."""
+    return y[0].reshape(-1, y.shape[-1])[-1]
 
 
 def test_resnet_in_numpy_has_projections_where_the_shape_changes_only() -> None:
@@ -119,8 +148,29 @@ def test_strided_convolutions_look_at_the_pixels_that_pytorch_looks_at() -> None
         ),
         (cnn(dense=()), {"head.kernel": (24, 3)}),
         (resnet(), {"stem.kernel": (3, 3, 1, 4), "head.kernel": (16, 3)}),
+        (
+            gpt(width=12, heads=6, kv_heads=2, mlp_width=20, tie_embeddings=False),
+            {
+                "token_embed.embedding": (5, 12),
+                "blocks.1.attention.qkv.kernel": (12, 12 + 2 * 2 * 2),
+                "blocks.1.attention.out.kernel": (12, 12),
+                "blocks.1.hidden.up.kernel": (12, 40),
+                "blocks.1.hidden.down.kernel": (20, 12),
+                "head.kernel": (12, 5),
+            },
+        ),
+        (
+            tcn(channels=(4, 7), kernel_size=5),
+            {
+                "blocks.0.convs.0.kernel": (5, 2, 4),
+                "blocks.0.convs.1.kernel": (5, 4, 4),
+                "blocks.1.convs.0.kernel": (5, 4, 7),
+                "blocks.1.project.kernel": (4, 7),
+                "head.kernel": (7, 3),
+            },
+        ),
     ],
-    ids=["mlp-5-7", "mlp-128", "cnn", "cnn-no-dense", "resnet-8"],
+    ids=["mlp-5-7", "mlp-128", "cnn", "cnn-no-dense", "resnet-8", "gpt", "tcn"],
 )
 def test_widths_are_those_of_the_config(config: Any, expected: dict[str, tuple[int, ...]]) -> None:
     shapes = {name: tuple(p.shape) for name, p in module_of(config).params.items()}
@@ -139,7 +189,7 @@ def test_an_odd_image_is_pooled_with_its_border() -> None:
 
 
 @pytest.mark.parametrize(("norm", "bias"), [("batch", False), ("group", False), ("layer", False), ("none", True)])
-@pytest.mark.parametrize("kind", ["cnn", "resnet"])
+@pytest.mark.parametrize("kind", ["cnn", "resnet", "tcn"])
 def test_convolutions_have_a_bias_only_where_no_norm_brings_one(kind: str, norm: str, bias: bool) -> None:
     names = module_of(SMALL[kind](norm=norm)).params
     assert any(name.endswith(("conv.bias", "convs.0.bias", "stem.bias")) for name in names) is bias

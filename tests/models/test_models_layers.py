@@ -10,24 +10,31 @@ import numpy as np
 import pytest
 from flax import nnx
 from models_helpers import (
+    OUTPUTS,
     SMALL,
+    allowed,
     arrays_by_formula,
     cnn,
     formula,
     fresh,
+    gpt,
     images,
+    inputs_of,
     mlp,
     module_of,
     primitives,
     resnet,
     run_eval,
     run_train,
+    tcn,
 )
 
-from jaxtrain.config import schema
+from jaxtrain.config import fields
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.models import MODELS
-from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, call_block
+from jaxtrain.models import gpt as gpt_model
+from jaxtrain.models import tcn as tcn_model
+from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, Dense, call_block
 from jaxtrain.models.resnet import Block
 
 FAN_IN, FAN_OUT = 300, 200
@@ -58,9 +65,9 @@ def kernels() -> dict[str, np.ndarray]:
 
 
 def test_table_and_config_name_the_same_initialisers_activations_and_norms() -> None:
-    assert set(get_args(schema.Initialiser)) == INITIALISERS.keys() == {*STATISTICS, "orthogonal", "zeros"}
-    assert set(get_args(schema.Activation)) == ACTIVATIONS.keys()
-    assert set(get_args(schema.Norm)) == NORMS.keys()
+    assert set(get_args(fields.Initialiser)) == INITIALISERS.keys() == {*STATISTICS, "orthogonal", "zeros"}
+    assert set(get_args(fields.Activation)) == ACTIVATIONS.keys()
+    assert set(get_args(fields.Norm)) == NORMS.keys()
 
 
 @pytest.mark.parametrize("name", STATISTICS)
@@ -97,15 +104,27 @@ def test_zeros_are_zeros(kernels: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [mlp(norm="batch", init="zeros"), cnn(init="zeros"), resnet(init="zeros")], ids=["mlp", "cnn", "resnet"]
+    "config",
+    [
+        mlp(norm="batch", init="zeros"),
+        cnn(init="zeros"),
+        resnet(init="zeros"),
+        gpt(layers=1, bias=True, norm="layer"),
+        tcn(norm="batch", init="zeros"),
+    ],
+    ids=["mlp", "cnn", "resnet", "gpt", "tcn"],
 )
 def test_biases_start_at_zero_scales_at_one_statistics_at_zero_and_one(config: Any) -> None:
     params, state = fresh(module_of(config))
+    starts = {"bias": 0.0, "mean": 0.0, "scale": 1.0, "var": 1.0}
+    seen = set()
     for name, value in (params | state).items():
-        if name.endswith(("bias", "mean")):
-            assert (np.asarray(value) == 0).all(), name
-        if name.endswith(("scale", "var")):
-            assert (np.asarray(value) == 1).all(), name
+        last = name.rpartition(".")[2]
+        if last in starts:
+            assert (np.asarray(value) == starts[last]).all(), name
+            seen.add(last)
+    assert "scale" in seen
+    assert ("var" in seen) is (config.norm == "batch")
 
 
 def test_fan_in_of_a_convolution_counts_its_window() -> None:
@@ -158,10 +177,12 @@ def test_activation_is_its_formula_inside_a_model(name: str) -> None:
 def test_every_kind_uses_the_activation_of_its_config(kind: str) -> None:
     def outputs(name: str) -> np.ndarray:
         module = module_of(SMALL[kind](activation=name))
-        return run_eval(module, *arrays_by_formula(module), images(2))
+        return run_eval(module, *arrays_by_formula(module), inputs_of(kind, 2))
 
-    y = {name: outputs(name) for name in ("relu", "tanh")}
-    assert not np.allclose(y["relu"], y["tanh"], atol=1e-3)
+    names = ("gelu", "swiglu") if kind == "gpt" else ("relu", "tanh")  # each formula of gpt: test_models_gpt.py
+    assert set(allowed(kind, "activation")) == (set(names) if kind == "gpt" else ACTIVATIONS.keys())
+    one, other = (outputs(name) for name in names)
+    assert not np.allclose(one, other, atol=1e-3)
 
 
 # ---------------------------------------------------------------- normalisation
@@ -206,14 +227,21 @@ def test_group_norm_has_32_groups_or_as_many_as_leave_4_channels_in_each(feature
     assert features % groups == 0
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("kind", MODELS)
-def test_every_kind_takes_every_norm(kind: str, norm: str) -> None:
+def test_every_kind_allows_the_norms_of_the_table_but_gpt() -> None:
+    others = set(MODELS) - {"gpt"}
+    assert all(set(allowed(kind, "norm")) == NORMS.keys() for kind in others)
+    assert set(allowed("gpt", "norm")) == {"layer", "rms"}
+
+
+@pytest.mark.parametrize(("kind", "norm"), [(kind, norm) for kind in MODELS for norm in allowed(kind, "norm")])
+def test_every_kind_takes_every_norm_that_it_allows(kind: str, norm: str) -> None:
     module = module_of(SMALL[kind](norm=norm))
     assert bool(module.model_state) is (norm == "batch")
     assert any(name.endswith("scale") for name in module.params) is (norm != "none")
-    shape = jax.eval_shape(lambda p, s, x: module.bind(p, s, None)(x), module.params, module.model_state, images(2))
-    assert shape.shape == (2, 3)
+    shape = jax.eval_shape(
+        lambda p, s, x: module.bind(p, s, None)(x), module.params, module.model_state, inputs_of(kind, 2)
+    )
+    assert shape.shape == (2, *OUTPUTS[kind])
 
 
 @pytest.mark.parametrize(("norm", "alone"), [("batch", False), ("group", True), ("layer", True), ("none", True)])
@@ -272,9 +300,11 @@ def test_dropout_is_off_in_evaluation_and_at_zero() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_kind_drops_in_training_only(kind: str) -> None:
     def outputs(dropout: float) -> tuple[np.ndarray, np.ndarray]:
-        module = module_of(SMALL[kind](dropout=dropout, norm="none"))
+        # Without the statistics of a batch, by which training differs in any case.
+        module = module_of(SMALL[kind](dropout=dropout, norm="layer" if kind == "gpt" else "none"))
         params, state = arrays_by_formula(module)
-        return run_train(module, params, state, images(4))[0], run_eval(module, params, state, images(4))
+        x = inputs_of(kind)
+        return run_train(module, params, state, x)[0], run_eval(module, params, state, x)
 
     train, evaluated = outputs(0.5)
     assert not np.allclose(train, evaluated, atol=1e-4)
@@ -340,14 +370,68 @@ def test_two_blocks_of_one_model_are_dropped_apart() -> None:
     assert (np.asarray(first) != np.asarray(second)).sum() > 10
 
 
+# ---------------------------------------------------------------- dense
+
+
+def dense_pair() -> tuple[ModuleDef, ModuleDef, dict[str, Any], Any]:
+    """Ours, that of flax, arrays for both, [B, T, D]."""
+    ours = ModuleDef(lambda rngs: Dense(6, 5, rngs=rngs))
+    theirs = ModuleDef(lambda rngs: nnx.Linear(6, 5, rngs=rngs))
+    params, _ = arrays_by_formula(ours)
+    return ours, theirs, params, formula((2, 3, 6), 0.4, 1.0)
+
+
+def test_dense_is_the_linear_layer_of_flax_in_values_and_gradients() -> None:
+    ours, theirs, params, x = dense_pair()
+    assert ours.params.keys() == theirs.params.keys() == {"kernel", "bias"}
+
+    def of(module: ModuleDef) -> Any:
+        def loss(p: Any, x: Any) -> Any:
+            y = module.bind(p, {}, None)(x)
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
+
+    (_, y), (grads, by_input) = of(ours)
+    (_, expected), (other_grads, by_their_input) = of(theirs)
+    assert y.shape == (2, 3, 5)
+    np.testing.assert_allclose(y, x.astype(np.float64) @ params["kernel"] + params["bias"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(by_input, by_their_input, rtol=1e-5, atol=1e-6)
+    for name in ("kernel", "bias"):
+        np.testing.assert_allclose(grads[name], other_grads[name], rtol=1e-5, atol=1e-6)
+    one_row = run_eval(ours, params, {}, x[0, 0][None])
+    np.testing.assert_allclose(one_row, expected[0, 0][None], rtol=1e-6, atol=1e-6)
+
+
+def test_dense_multiplies_matrices_where_flax_keeps_the_rows_apart() -> None:
+    ours, theirs, params, x = dense_pair()
+
+    def ranks(module: ModuleDef) -> set[int]:
+        def loss(p: Any) -> Any:
+            return jnp.sum(jnp.sin(module.bind(p, {}, None)(x)))
+
+        jaxpr = jax.make_jaxpr(jax.grad(loss))(params).jaxpr
+        products = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+        assert len(products) == 2  # forward, and the gradient of the kernel
+        return {value.aval.ndim for e in products for value in e.invars}
+
+    assert ranks(ours) == {2}
+    assert 3 in ranks(theirs)  # the control
+
+
 # ---------------------------------------------------------------- rematerialisation
 
 
 class OneBlock(nnx.Module):
-    """One residual block with BatchNorm, projection and stochastic depth, called as the models call theirs."""
+    """One residual block, called as the models call theirs; all of them drop something, two have BatchNorm."""
 
-    def __init__(self, remat: str, rngs: nnx.Rngs) -> None:
-        self.block = Block(resnet(), 1, 4, 2, 0.3, rngs)
+    def __init__(self, kind: str, remat: str, rngs: nnx.Rngs) -> None:
+        self.block = {
+            "resnet": lambda: Block(resnet(), 1, 4, 2, 0.3, rngs),
+            "gpt": lambda: gpt_model.Block(gpt(dropout=0.3, kv_heads=1), rngs=rngs),
+            "tcn": lambda: tcn_model.Block(tcn(dropout=0.3, norm="batch"), 2, 4, 2, rngs=rngs),
+        }[kind]()
         self.remat = remat
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -355,26 +439,29 @@ class OneBlock(nnx.Module):
 
 
 REMATS = ("none", "full", "dots")
+BLOCK_INPUTS = {"resnet": (4, 8, 8, 1), "gpt": (4, 6, 8), "tcn": (4, 6, 2)}
 
 
-def gradient_of(module: ModuleDef) -> Any:
+def gradient_of(module: ModuleDef, x: Any) -> Any:
     """(function of params -> ((loss, statistics after), gradients), params, statistics before)."""
     params, state = jax.tree.map(jnp.asarray, arrays_by_formula(module))
+    mask = {"mask": jnp.array([True, True, True, False])} if module.takes_mask else {}
 
     def loss(p: Any) -> Any:
         model = module.bind(p, state, jax.random.key(0))
-        y = model(images(4), mask=jnp.array([True, True, True, False]))
+        y = model(x, **mask)
         return jnp.sum(jnp.square(y)), module.extract(model)[1]
 
     return jax.value_and_grad(loss, has_aux=True), params, state
 
 
-@pytest.fixture(scope="module")
-def remats() -> dict[str, Any]:
-    """Loss, gradients and statistics under each setting."""
+@pytest.fixture(scope="module", params=BLOCK_INPUTS)
+def remats(request: Any) -> dict[str, Any]:
+    """Loss, gradients and statistics of one kind of block under each setting."""
     found = {}
     for remat in REMATS:
-        grad, params, state = gradient_of(ModuleDef(lambda rngs, remat=remat: OneBlock(remat, rngs)))
+        module = ModuleDef(lambda rngs, remat=remat: OneBlock(request.param, remat, rngs))
+        grad, params, state = gradient_of(module, formula(BLOCK_INPUTS[request.param], 0.5, 1.0))
         (value, after), grads = jax.jit(grad)(params)
         found[remat] = (float(value), {"grads": grads, "after": after}, state)
     return found
@@ -392,15 +479,24 @@ def test_remat_changes_no_loss_no_gradient_and_no_statistics(remat: str, remats:
     assert sorted(moved) == sorted(before)  # every statistic was updated
 
 
-@pytest.mark.parametrize("kind", ["cnn", "resnet"])
+# kind: (what a product is called, how many of them the backward pass of `full` computes again)
+PRODUCTS = {
+    "cnn": ("conv_general_dilated", 2),
+    "resnet": ("conv_general_dilated", 8),
+    "gpt": ("dot_general", 2 * 5),  # of two blocks all but the last: no gradient needs what it gives
+    "tcn": ("conv_general_dilated", 4),
+}
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
 def test_remat_is_in_the_program_only_when_it_is_on_and_dots_keeps_products(kind: str) -> None:
     names = {}
     for remat in REMATS:
-        grad, params, _ = gradient_of(module_of(SMALL[kind](remat=remat)))
+        grad, params, _ = gradient_of(module_of(SMALL[kind](remat=remat)), inputs_of(kind))
         names[remat] = primitives(jax.make_jaxpr(grad)(params).jaxpr)
     on = [any("remat" in name or name == "checkpoint" for name in names[remat]) for remat in REMATS]
     assert on == [False, True, True]
-    convolutions = {remat: names[remat].count("conv_general_dilated") for remat in REMATS}
-    inside = 2 if kind == "cnn" else 8  # convolutions inside blocks
-    assert convolutions["dots"] == convolutions["none"]
-    assert convolutions["full"] == convolutions["none"] + inside
+    product, inside = PRODUCTS[kind]
+    products = {remat: names[remat].count(product) for remat in REMATS}
+    assert products["dots"] == products["none"]
+    assert products["full"] == products["none"] + inside

@@ -7,7 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from models_helpers import count, module_of, resnet
+from models_helpers import SMALL, count, inputs_of, module_of, primitives, resnet
 
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.models import MODELS, summary
@@ -125,9 +125,20 @@ def test_summary_table_is_aligned_and_ends_with_the_total() -> None:
     assert "[7, 7, 3, 64]" in stem
 
 
-def test_the_table_of_kinds_says_which_need_images() -> None:
-    assert {name: (kind.images, kind.convolutional) for name, kind in MODELS.items()} == {
-        "mlp": (False, False),
-        "cnn": (True, True),
-        "resnet": (True, True),
+def test_the_table_of_kinds_says_what_each_takes_and_whether_it_convolves() -> None:
+    assert {name: (kind.takes, kind.convolutional) for name, kind in MODELS.items()} == {
+        "mlp": ("rows", False),
+        "cnn": ("images", True),
+        "resnet": ("images", True),
+        "gpt": ("tokens", False),
+        "tcn": ("sequences", True),
     }
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_convolutional_is_what_the_program_is(kind: str) -> None:
+    module = module_of(SMALL[kind]())
+    jaxpr = jax.make_jaxpr(lambda p, s, x: module.bind(p, s, None)(x))(
+        module.params, module.model_state, inputs_of(kind)
+    )
+    assert ("conv_general_dilated" in primitives(jaxpr.jaxpr)) is MODELS[kind].convolutional

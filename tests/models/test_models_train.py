@@ -1,10 +1,14 @@
-"""A small one of each kind learns digits through build and the loop; kinds for images say so."""
+"""A small one of each kind learns through build and the loop; kinds that want other data say so."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from models_helpers import formula, job_of, losses_of
+from sklearn.datasets import load_digits
 
 from jaxtrain.build import build
 from jaxtrain.config import ConfigError, load
@@ -36,6 +40,53 @@ def test_a_small_one_learns_digits(kind: str) -> None:
     assert np.mean(losses[:3]) > 1.9  # the control: it was not low from the start
 
 
+def digits_as_sequences() -> ArraySource:
+    """8 steps of 8 channels: an image, row by row from the top."""
+    inputs, targets = load_digits(return_X_y=True)
+    return ArraySource("digits", inputs.reshape(-1, 8, 8).astype(np.float32), targets)
+
+
+def test_a_small_tcn_learns_digits_row_by_row() -> None:
+    job = job_of(
+        digits_as_sequences(),
+        model={"kind": "tcn", "channels": [32, 32]},
+        optimizer__peak_lr=1e-2,
+        train__duration=STEPS,
+        train__global_batch_size=32,
+        schedule__kind="constant",
+        data__feed="direct",
+    )
+    assert job.spec.unroll is True  # it convolves, and this is a CPU
+    losses, state = losses_of(job, STEPS)
+    assert int(state["updates"]) == STEPS
+    assert np.mean(losses[-8:]) < 0.8
+    assert np.mean(losses[:3]) > 1.9  # the control
+
+
+def a_text(folder: Path) -> str:
+    """Each pair of 3 letters stands in it once a round: two letters tell the next one, one letter tells nothing."""
+    path = folder / "text.txt"
+    path.write_text("aabacbbcc" * 200)
+    return str(path)
+
+
+def test_a_small_gpt_learns_a_text(tmp_path: Path) -> None:
+    job = job_of(
+        model={"kind": "gpt", "layers": 2, "heads": 2, "width": 32, "init_sd": 0.05},
+        data={"kind": "text", "path": a_text(tmp_path), "block_size": 16, "tokenizer": "char"},
+        optimizer__peak_lr=1e-2,
+        train__duration=STEPS,
+        train__global_batch_size=16,
+        schedule__kind="constant",
+    )
+    assert job.spec.unroll is False
+    losses, state = losses_of(job, STEPS)
+    assert int(state["updates"]) == STEPS
+    # ln 3 = 1.10 is the loss of knowing nothing, or the last letter alone; only the first of 16 has to be guessed.
+    assert np.mean(losses[-8:]) < 0.25
+    assert np.mean(losses[:2]) > 1.05  # the control
+
+
 @pytest.mark.parametrize("kind", ["cnn", "resnet"])
 @pytest.mark.parametrize(("shape", "hint"), [((5,), ""), ((8, 8), "; add a channel axis: inputs[..., None]")])
 def test_kinds_for_images_refuse_other_rows_in_one_line(kind: str, shape: tuple[int, ...], hint: str) -> None:
@@ -53,3 +104,46 @@ def test_augmentation_of_vectors_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError) as caught:
         build(load({"model": {"kind": "mlp"}, "augment": {"flip": True}}), source=source)
     assert str(caught.value) == "augment needs images [H, W, C]; the data has rows of shape [5]"
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (4, 4, 4, 1)])
+def test_a_tcn_refuses_what_is_no_sequence_in_one_line(shape: tuple[int, ...]) -> None:
+    def source(shape: tuple[int, ...]) -> ArraySource:
+        return ArraySource("made", formula((30, *shape), 0.1, 1.0), np.arange(30) % 3)
+
+    config = load({"model": {"kind": "tcn"}})
+    with pytest.raises(ConfigError) as caught:
+        build(config, source=source(shape))
+    assert str(caught.value) == (
+        f"model.kind=tcn needs sequences [T] or [T, C]; the data has rows of shape {list(shape)}"
+    )
+    for fitting in ((8,), (8, 2)):  # the control
+        build(config, source=source(fitting))
+
+
+def test_a_gpt_refuses_numbers_in_one_line() -> None:
+    source = ArraySource("made", formula((30, 8), 0.1, 1.0), np.arange(30) % 3)
+    with pytest.raises(ConfigError) as caught:
+        build(load({"model": {"kind": "gpt"}}), source=source)
+    assert (
+        str(caught.value)
+        == "model.kind=gpt needs tokens; data.kind=digits gives numbers; allowed: mlp, cnn, resnet, tcn"
+    )
+
+
+@pytest.mark.parametrize(("kind", "takes"), [("mlp", "rows"), ("cnn", "images"), ("tcn", "sequences")])
+def test_kinds_for_numbers_refuse_text_in_one_line(kind: str, takes: str, tmp_path: Path) -> None:
+    text: dict[str, Any] = {"kind": "text", "path": a_text(tmp_path), "block_size": 16}
+    with pytest.raises(ConfigError) as caught:
+        build(load({"model": {"kind": kind}, "data": text}))
+    assert str(caught.value) == f"model.kind={kind} needs {takes}; data.kind=text gives tokens; allowed: gpt"
+    build(load({"model": {"kind": "gpt"}, "data": text}))  # the control
+
+
+@pytest.mark.parametrize("output", ["row", "step"])
+def test_a_tcn_gives_each_step_its_target_where_the_config_says_so(output: str) -> None:
+    """8 targets of a row: from its last step, or each from its own."""
+    source = ArraySource("made", formula((30, 8, 2), 0.1, 1.0), formula((30, 8), 0.3, 1.0))
+    config = load({"model": {"kind": "tcn", "channels": [4], "output": output}, "objective": {"kind": "mse"}})
+    shape = build(config, source=source).module.params["head.kernel"].shape
+    assert tuple(shape) == ((4, 8) if output == "row" else (4, 1))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from run_files import RAIN, write_idx, write_pictures, write_texts
 from run_helpers import TINY, rows_without_time
 
 import jaxtrain as jt
@@ -23,6 +25,7 @@ BASE = {**TINY, "train": {"duration": 12, "global_batch_size": 64}, "log": {"eve
 BASE["evaluate"] = {"every": 4}
 SMALL_CNN = {"model.channels": [2], "model.dense": [4]}
 SMALL_RESNET = {"model.depth": 8, "model.width": 4}
+STEPS = {"model.channels": [2, 2], "objective.kind": "mse", "data.path": "{files}/steps.npz"}
 DIVERGES = {"optimizer.kind": "sgd", "optimizer.peak_lr": 1e30, "optimizer.clip_norm": 0, "log.every": 1}
 DIVERGES["train.duration"] = 60
 MODEL = """
@@ -61,11 +64,39 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.resnet.norm": ("none", SMALL_RESNET),
     "model.resnet.stochastic_depth": (0.3, SMALL_RESNET),
     "model.resnet.remat": ("dots", SMALL_RESNET),
+    "model.gpt.layers": (2, {}),
+    "model.gpt.heads": (4, {"model.positions": "learned"}),
+    "model.gpt.kv_heads": (1, {}),
+    "model.gpt.width": (12, {}),
+    "model.gpt.mlp_width": (12, {}),
+    "model.gpt.positions": ("learned", {}),
+    "model.gpt.norm": ("layer", {}),
+    "model.gpt.activation": ("gelu", {}),
+    "model.gpt.bias": (True, {}),
+    "model.gpt.tie_embeddings": (False, {}),
+    "model.gpt.dropout": (0.5, {}),
+    "model.gpt.init_sd": (0.1, {}),
+    "model.gpt.remat": ("full", {}),
+    "model.tcn.activation": ("gelu", {}),
+    "model.tcn.dropout": (0.5, {}),
+    "model.tcn.init": ("orthogonal", {}),
+    "model.tcn.channels": ([3], {}),
+    "model.tcn.kernel_size": (2, {}),
+    "model.tcn.norm": ("none", {}),
+    "model.tcn.output": ("step", STEPS),
+    "model.tcn.remat": ("dots", {}),
     "model.custom.target": ("{files}/mine.py:B", {}),
     "model.custom.args": ({"width": 5}, {}),
     **{
         key.format(kind): value
-        for kind in ("digits", "arrays")
+        for kind, lacks in (
+            ("digits", ""),
+            ("arrays", ""),
+            ("mnist", "test_fraction"),
+            ("images", ""),
+            ("text", "normalize"),
+            ("pystdlib", "normalize"),
+        )
         for key, value in {
             "data.{}.validation_fraction": (0.3, {}),
             "data.{}.test_fraction": (0.3, {}),
@@ -73,9 +104,25 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
             "data.{}.normalize": ("none", {}),
             "data.{}.feed": ("direct", {}),
         }.items()
+        if key.rpartition(".")[2] != lacks
     },
     "data.arrays.path": ("{files}/other.npz", {}),
     "data.arrays.targets_path": ("{files}/targets2.npy", {"data.path": "{files}/inputs.npy"}),
+    "data.mnist.path": ("{files}/idx2", {}),
+    "data.images.path": ("{files}/pictures2", {}),
+    "data.images.size": ([7, 9], {}),
+    "data.images.resize": ("pad", {}),
+    "data.images.color": ("grey", {}),
+    "data.text.block_size": (4, {}),
+    "data.text.split_by": ("position", {}),
+    "data.text.path": ("{files}/rain.txt", {}),
+    "data.text.pattern": ("*.md", {}),
+    "data.text.tokenizer": ("byte", {}),
+    "data.text.encoding": ("cp1252", {"data.path": "{files}/accents.txt"}),
+    "data.text.decode_errors": ("replace", {"data.path": "{files}/windows.txt"}),
+    "data.text.unknown": ("token", {"data.path": "{files}/new_at_the_end.txt", "data.tokenizer": "char"}),
+    "data.pystdlib.block_size": (4, {}),
+    "data.pystdlib.split_by": ("position", {}),
     "augment.shift": (1, {}),
     "augment.flip": (True, {}),
     "objective.cross_entropy.label_smoothing": (0.1, {}),
@@ -144,6 +191,36 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:log.wrong_samples": (2, {}),
 }
 
+# What a kind is tried with, where the base would not do. `beside` goes on top.
+NEEDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("data", "arrays"): {"data.path": "{files}/some.npz"},
+    ("data", "mnist"): {"data.path": "{files}/idx"},
+    ("data", "images"): {"data.path": "{files}/pictures", "data.size": [6]},
+    ("model", "gpt"): {
+        "data.kind": "text",
+        "data.path": "{files}/texts",
+        "data.block_size": 8,
+        "model.layers": 1,
+        "model.heads": 2,
+        "model.width": 8,
+    },
+    ("model", "tcn"): {"model.channels": [2, 2], "data.kind": "arrays", "data.path": "{files}/sequences.npz"},
+    ("model", "custom"): {"model.target": "{files}/mine.py:A"},
+    ("objective", "custom"): {"objective.target": "{files}/mine.py:mean"},
+    ("objective", "binary"): {"data.kind": "arrays", "data.path": "{files}/binary.npz"},
+    ("objective", "huber"): {"data.kind": "arrays", "data.path": "{files}/values.npz"},
+}
+_GPT = {"model.kind": "gpt", **NEEDS["model", "gpt"]}
+NEEDS["data", "text"] = _GPT
+NEEDS["data", "pystdlib"] = {k: v for k, v in _GPT.items() if k not in ("data.kind", "data.path")}
+
+# Fields that decide whether a run begins: which of the two does not (0: the default, 1: the value), and what it says.
+REFUSALS = {
+    "data.text.decode_errors": (0, r"windows\.txt: byte 0x92 at offset 5 is not utf-8"),
+    "data.text.unknown": (0, r"test has characters that the training part lacks: 'q', 'x'"),
+    **({"mesh.data": (1, r"mesh\.data: 2 devices asked for, 1 are there")} if len(jax.devices()) == 1 else {}),
+}
+
 
 def _named(key: str) -> tuple[str, str | None, str]:
     parts = key.removeprefix("run:").split(".")
@@ -172,23 +249,34 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(place / "inputs.npy", inputs)
     np.save(place / "targets.npy", inputs.mean((1, 2)))
     np.save(place / "targets2.npy", inputs[:, 0, 0, :1].repeat(2, 1))
+    np.savez(place / "sequences.npz", inputs=inputs[..., 0], targets=targets)
+    np.savez(place / "steps.npz", inputs=inputs[..., 0], targets=inputs[:, :, 0, 0])
     (place / "mine.py").write_text(MODEL)
+    write_idx(place / "idx")
+    write_idx(place / "idx2", seed=1)
+    write_pictures(place / "pictures", {"cat": 24, "dog": 24})
+    write_pictures(place / "pictures2", {"cat": 24, "dog": 24}, seed=1)
+    write_texts(write_texts(place / "texts", 24) / "more", 24, ".md", "some other words\n")
+    write_texts(place / "lib", 24, ".py", "def main(): return 1\n")
+    (place / "rain.txt").write_text(RAIN * 30)
+    (place / "accents.txt").write_text("caf\u00e9 noir\n" * 40, encoding="utf-8")
+    (place / "windows.txt").write_bytes(b"I don\x92t say so\n" * 40)
+    (place / "new_at_the_end.txt").write_text(RAIN * 30 + "qx\n")
     return place
+
+
+@pytest.fixture(autouse=True)
+def small_standard_library(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some megabytes of source take long to read."""
+    paths = SimpleNamespace(get_paths=lambda: {"stdlib": str(files / "lib")})
+    monkeypatch.setattr("jaxtrain.data.text.sysconfig", paths)
 
 
 def _context(section: str, kind: str | None, beside: dict[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if kind is not None:
-        keys[f"{section}.kind"] = kind
-    if kind == "custom":
-        keys[f"{section}.target"] = "{files}/mine.py:" + ("A" if section == "model" else "mean")
-    if kind == "arrays":
-        keys["data.path"] = "{files}/some.npz"
-    if kind == "binary":
-        keys |= {"data.kind": "arrays", "data.path": "{files}/binary.npz"}
-    if kind == "huber":
-        keys |= {"data.kind": "arrays", "data.path": "{files}/values.npz"}
-    if "data.path" in beside:
+        keys = {f"{section}.kind": kind, **NEEDS.get((section, kind), {})}
+    if (section, kind) == ("data", "arrays") and "data.path" in beside:
         keys |= {"objective.kind": "mse", "data.targets_path": "{files}/targets.npy"}
     return {**keys, **beside}
 
@@ -232,10 +320,12 @@ def test_the_field_changes_something(key: str, files: Path, tmp_path: Path) -> N
     before = load(BASE, context.items())
     after = load(BASE, {**context, dotted: _filled(value, files)}.items())
     assert before != after, "the value in the table is the default"
-    if key == "mesh.data" and len(jax.devices()) == 1:
-        build(before)
-        with pytest.raises(jt.ConfigError, match=r"mesh\.data: 2 devices asked for, 1 are there"):
-            build(after)
+    if key in REFUSALS:
+        which, line = REFUSALS[key]
+        refused, taken = (before, after) if which == 0 else (after, before)
+        with pytest.raises(jt.ConfigError, match=line):
+            build(refused)
+        build(taken)
         return
     if key.startswith("run:"):
         assert _known(before, lambda: _left_behind(before, tmp_path / "a")) != _left_behind(after, tmp_path / "b")
