@@ -5,7 +5,7 @@ In: a Dataset and an Evaluation that kept its rows. Out: pixels, and PNG files b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def save_wrong_samples(folder: RunFolder, dataset: Data, evaluation: Evaluation,
     if not len(wrong):
         return []
     ids = evaluation.rows["ids"][wrong]
-    drawn = isinstance(dataset, Dataset) and is_image(dataset.schema.input_shape)
-    files: list[Any] = _save(folder, dataset, ids) if drawn else [None] * len(wrong)  # type: ignore[arg-type]
+    drawn = is_image(dataset.schema.input_shape)
+    files: list[Any] = _save(folder, cast(Dataset, dataset), ids) if drawn else [None] * len(wrong)
     names = dataset.schema.class_names
     return [
         {

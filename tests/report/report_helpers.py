@@ -183,7 +183,7 @@ def dataset(
         schema=SimpleNamespace(task=task, class_names=names, input_shape=inputs.shape[1:]),
         rows=lambda split: len(order),
         read=lambda split, rows: {"inputs": inputs[order[rows]]},
-        source=SimpleNamespace(read=lambda rows: {"inputs": inputs[rows]}),
+        source=SimpleNamespace(read=lambda rows: inputs[rows]),
     )
 
 
