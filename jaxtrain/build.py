@@ -414,4 +414,4 @@ def _mode(config: RunConfig, metrics: Metrics | None) -> str:
 def _convolutional(config: RunConfig, module: ModuleDef) -> bool:
     """Whether the program convolves: by the table of kinds, or by the kernels of a user's module."""
     kind = MODELS.get(config.model.kind)
-    return kind.convolutional if kind else any(p.ndim >= 4 for p in module.params.values())
+    return kind.convolutional if kind else any(p.ndim >= 3 for p in module.params.values())

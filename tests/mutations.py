@@ -63,7 +63,7 @@ MUTATIONS = [
     ),
     Mutation(
         "core/objectives.py",
-        'jnp.asarray(mask * batch["weights"])',
+        'jnp.asarray(mask * over_elements(batch["weights"], mask))',
         "mask",
         "core/test_core_objectives.py::test_the_loss_is_the_weighted_sum_over_real_rows",
     ),

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from jaxtrain.config.errors import ConfigError
-from jaxtrain.config.schema import Arrays, CrossEntropy, Gpt, Piecewise, Resnet, RunConfig
+from jaxtrain.config.schema import Arrays, CrossEntropy, Gpt, Piecewise, Resnet, RunConfig, Tcn
 
 
 def check(config: RunConfig) -> None:
@@ -56,6 +56,11 @@ def check(config: RunConfig) -> None:
                 raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
         if data.path.endswith(".npy") and data.targets_path is None:
             raise ConfigError(f"data.targets_path: a value is needed, as data.path is {data.path!r}: targets.npy")
+    if isinstance(config.model, Tcn) and config.model.norm == "group" and config.model.output == "step":
+        raise ConfigError(
+            "model.norm=group with model.output=step: groups are normalised over all steps, so a step would see "
+            "later ones; allowed: layer, batch, none"
+        )
     if isinstance(config.model, Gpt):
         _check_heads(config.model)
     if isinstance(config.model, Resnet) and config.model.norm == "none" and config.model.depth > 20:

@@ -1,4 +1,5 @@
-"""Models: a table of kinds. Each is a plain `nnx.Module` with `__call__(x, mask=None) -> outputs [B, outputs]`."""
+"""Models: a table of kinds. Each is a plain `nnx.Module`: `__call__(x)` or `__call__(x, mask=None)` gives the outputs,
+[B, outputs] or for each token or step [B, T, ...]."""
 
 from __future__ import annotations
 

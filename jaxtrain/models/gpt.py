@@ -149,8 +149,11 @@ class Gpt(nnx.Module):
         return self._logits(x), out
 
     def _embed(self, tokens: jax.Array, places: jax.Array) -> jax.Array:
-        x = self.token_embed(tokens)
-        return x if self.position_embed is None else x + self.position_embed(places)
+        # nnx.Embed gives the type its table was made in, whatever the table has been cast to.
+        x = jnp.take(self.token_embed.embedding[...], tokens, axis=0)
+        if self.position_embed is None:
+            return x
+        return x + jnp.take(self.position_embed.embedding[...], places, axis=0)
 
     def _logits(self, x: jax.Array) -> jax.Array:
         x = self.norm(x)  # type: ignore[operator]

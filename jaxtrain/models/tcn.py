@@ -11,7 +11,10 @@ from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, Dense, call
 
 
 class Block(nnx.Module):
-    """[B, T, C] -> [B, T, out]: step t depends on steps t - 2 x (kernel_size - 1) x dilation .. t."""
+    """[B, T, C] -> [B, T, out]: step t depends on steps t - 2 x (kernel_size - 1) x dilation .. t.
+
+    With norm=group also on the row's other steps, and in training with norm=batch on all of the batch's.
+    """
 
     def __init__(self, config: schema.Tcn, features: int, out: int, dilation: int, *, rngs: nnx.Rngs) -> None:
         init = INITIALISERS[config.init]

@@ -147,3 +147,17 @@ def test_a_tcn_gives_each_step_its_target_where_the_config_says_so(output: str) 
     config = load({"model": {"kind": "tcn", "channels": [4], "output": output}, "objective": {"kind": "mse"}})
     shape = build(config, source=source).module.params["head.kernel"].shape
     assert tuple(shape) == ((4, 8) if output == "row" else (4, 1))
+
+
+def test_a_tcn_that_cannot_share_out_its_targets_says_so_in_one_line() -> None:
+    """3 classes of a row are none for each of 8 steps; 13 values neither."""
+    inputs = formula((39, 8, 2), 0.1, 1.0)
+    classes = ArraySource("made", inputs, np.arange(39) % 3)
+    values = ArraySource("made", inputs, formula((39, 13), 0.3, 1.0))
+    for source, objective, number in ((classes, "cross_entropy", 3), (values, "mse", 13)):
+        tree = {"model": {"kind": "tcn", "output": "step"}, "objective": {"kind": objective}}
+        with pytest.raises(ConfigError) as caught:
+            build(load(tree), source=source)
+        assert str(caught.value).startswith(f"model.output=step: rows have 8 steps and {number} target values")
+        assert "\n" not in str(caught.value)
+        build(load(tree, [("model.output", "row")]), source=source)  # the control
