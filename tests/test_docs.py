@@ -15,13 +15,9 @@ PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def _blocks(language: str, marked: str = "") -> list[tuple[str, str]]:
-    found = []
-    for page in PAGES:
-        for number, (kind, mark, text) in enumerate(BLOCK.findall(page.read_text())):
-            if kind == language and mark.strip() == marked:
-                found.append((f"{page.name}-{number}", text))
-    return found
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """(language, mark, text) of every block of a page, in order."""
+    return [(kind, mark.strip(), text) for kind, mark, text in BLOCK.findall(page.read_text())]
 
 
 def _environment() -> dict[str, str]:
@@ -29,29 +25,43 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": here + os.pathsep + os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
 
 
-def _run(command: list[str], place: Path) -> str:
+def run(command: list[str], place: Path) -> str:
     done = subprocess.run(command, cwd=place, env=_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stderr + done.stdout
 
 
-def test_there_are_blocks_to_run() -> None:
-    assert len(_blocks("sh")) >= 1
-    assert len(_blocks("python")) >= 2
-    assert len(_blocks("sh", "setup")) == 2
+def run_page(page: Path, place: Path) -> int:
+    """Every line of sh and every block of Python, in the order of the page, in one folder; how many there were."""
+    count = 0
+    for kind, mark, text in blocks(page):
+        if mark == "setup":
+            continue
+        commands = {
+            "sh": [["bash", "-c", line] for line in text.splitlines()],
+            "python": [[sys.executable, "-c", text]],
+        }
+        for command in commands.get(kind, []):
+            run(command, place)
+            count += 1
+    return count
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("docs")
+def test_the_readme_runs(tmp_path: Path) -> None:
+    assert run_page(PAGES[0], tmp_path) >= 10
+    assert [mark for _, mark, _ in blocks(PAGES[0])].count("setup") == 2
 
 
-SHELL = [(f"{name}-{i}", line) for name, text in _blocks("sh") for i, line in enumerate(text.splitlines())]
+def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\nexit 3\n```\n")
+    with pytest.raises(AssertionError):
+        run_page(page, tmp_path)
 
 
-def test_the_first_command_says_what_the_readme_shows(place: Path) -> None:
-    said = _run(["jaxtrain", "train", "digits"], place)
-    (_, shown) = _blocks("text")[0]
+def test_the_first_command_says_what_the_readme_shows(tmp_path: Path) -> None:
+    said = run(["jaxtrain", "train", "digits"], tmp_path)
+    shown = next(text for kind, _, text in blocks(PAGES[0]) if kind == "text")
     lines = [_without_figures(line) for line in said.splitlines()]
     for line in shown.splitlines():
         assert _without_figures(line) in lines, line
@@ -59,16 +69,6 @@ def test_the_first_command_says_what_the_readme_shows(place: Path) -> None:
     accuracy = re.search(r"^test/accuracy ([\d.]+)$", said, re.MULTILINE)
     assert accuracy
     assert float(accuracy[1]) >= 0.975
-
-
-@pytest.mark.parametrize(("name", "line"), SHELL, ids=[name for name, _ in SHELL])
-def test_each_command_runs(name: str, line: str, place: Path) -> None:
-    _run(["bash", "-c", line], place)
-
-
-@pytest.mark.parametrize(("name", "code"), _blocks("python"), ids=[name for name, _ in _blocks("python")])
-def test_each_python_block_runs(name: str, code: str, place: Path) -> None:
-    _run([sys.executable, "-c", code], place)
 
 
 def _without_figures(line: str) -> str:
