@@ -251,6 +251,8 @@ def _source(data: Data | None) -> ArraySource | None:
 
 def _named(config: RunConfig, model: Any, loss: Any) -> RunConfig:
     """The config of a run whose model or loss was given in Python says so, by name."""
+    if isinstance(model, Mapping):
+        raise ConfigError("model: an nnx.Module or a function rngs -> module is taken; keys are dotted: 'model.kind'")
     changed: list[tuple[str, Any]] = []
     for section, given in (("model", model), ("objective", loss)):
         if given is not None:
@@ -262,9 +264,9 @@ def _named(config: RunConfig, model: Any, loss: Any) -> RunConfig:
 def _absolute_paths(config: RunConfig) -> RunConfig:
     """Paths as seen from anywhere, so that a resume from another folder finds the same files."""
     changed: list[tuple[str, Any]] = []
-    for key in ("path", "targets_path"):
+    for key in ("path", "targets_path", "tokenizer"):
         value = getattr(config.data, key, None)
-        if value is not None:
+        if value is not None and (key != "tokenizer" or value not in ("char", "byte")):
             changed.append((f"data.{key}", str(Path(value).resolve())))
     for section in ("model", "objective"):
         where, colon, name = getattr(getattr(config, section), "target", "").partition(":")

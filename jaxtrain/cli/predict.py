@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -55,8 +56,10 @@ def predict(
     from jaxtrain.evaluate.predict import predict as predictions
 
     form = _form(form or "jsonl", tuple(FORMS))
+    told = predictions(model, inputs, batch_size)
+    first = list(islice(told, 1))  # what cannot be read at all is told before a file is opened
     with _opened(output) as out:
-        count, failed = write(predictions(model, inputs, batch_size), model, out, form, outputs=outputs)
+        count, failed = write(chain(first, told), model, out, form, outputs=outputs)
     if failed:
         print(f"jaxtrain: {failed} of {count} inputs could not be read; each is told in its place", file=sys.stderr)
     return UNEXPECTED if failed else 0

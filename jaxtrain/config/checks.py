@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.config.schema import Arrays, CrossEntropy, Gpt, Piecewise, Resnet, RunConfig, Tcn
@@ -50,12 +49,8 @@ def check(config: RunConfig) -> None:
                 f"augment.{name}={moves} with data.normalize=feature: pixels would change places with their scale; "
                 "allowed: data.normalize channel or none"
             )
-    if isinstance(data, Arrays):
-        for key, value in (("data.path", data.path), ("data.targets_path", data.targets_path)):
-            if value is not None and not Path(value).is_file():
-                raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
-        if data.path.endswith(".npy") and data.targets_path is None:
-            raise ConfigError(f"data.targets_path: a value is needed, as data.path is {data.path!r}: targets.npy")
+    if isinstance(data, Arrays) and data.path.endswith(".npy") and data.targets_path is None:
+        raise ConfigError(f"data.targets_path: a value is needed, as data.path is {data.path!r}: targets.npy")
     if isinstance(config.model, Tcn) and config.model.norm == "group" and config.model.output == "step":
         raise ConfigError(
             "model.norm=group with model.output=step: groups are normalised over all steps, so a step would see "

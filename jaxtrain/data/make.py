@@ -24,7 +24,15 @@ def make_dataset(config: RunConfig, source: Source | None = None) -> Data:
         return make_rows(config, source)
     if config.data.kind in DOCUMENTS:
         return make_text(config)
+    if isinstance(config.data, Arrays):
+        _check_files(config.data)
     return make_rows(config, SOURCES[config.data.kind](config.data))
+
+
+def _check_files(data: Arrays) -> None:
+    for key, value in (("data.path", data.path), ("data.targets_path", data.targets_path)):
+        if value is not None and not Path(value).is_file():
+            raise ConfigError(f"{key}: {value!r}: no such file (looked in {Path(value).absolute().parent})")
 
 
 def other_data(path: Path, own: Any, schema: Schema) -> Data:

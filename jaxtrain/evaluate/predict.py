@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -51,7 +52,11 @@ def predict(model: LoadedModel, inputs: Sequence[str | Path], batch: int = 64) -
         raise ConfigError(
             "this run is a language model: it continues prompts (Generator, or jaxtrain predict RUN TEXT)"
         )
-    rows = (row for path in [_existing(p) for p in inputs] for row in _rows(model, path))
+    return _predictions(model, [_existing(path) for path in inputs], batch)
+
+
+def _predictions(model: LoadedModel, paths: list[Path], batch: int) -> Iterator[Prediction]:
+    rows = (row for path in paths for row in _rows(model, path))
     while chunk := list(islice(rows, batch)):
         arrays = [row for _, row in chunk if isinstance(row, np.ndarray)]
         outputs = iter(_outputs(model, arrays, batch))
@@ -154,20 +159,23 @@ def _rows(model: LoadedModel, path: Path) -> Iterator[tuple[str, np.ndarray | st
             yield str(picture), str(error)
 
 
-def _array_rows(model: LoadedModel, path: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _array_rows(model: LoadedModel, path: Path) -> Iterator[tuple[str, np.ndarray | str]]:
     try:
         with path.open("rb") as opened:
             stored = np.load(opened, allow_pickle=False)
-            inputs = stored["inputs"] if path.suffix == ".npz" else stored
-    except (OSError, ValueError, KeyError, EOFError) as error:
+            inputs = stored if isinstance(stored, np.ndarray) else stored["inputs"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{str(path)!r} cannot be read as arrays: {' '.join(str(error).split())}") from None
     if inputs.shape[1:] != model.schema.input_shape:
         raise ConfigError(
             f"{str(path)!r}: inputs have shape {list(inputs.shape)}; "
             f"allowed: [B, {', '.join(map(str, model.schema.input_shape))}]"
         )
+    if inputs.dtype.kind not in "fiub":
+        raise ConfigError(f"{str(path)!r}: inputs are of type {inputs.dtype}; numbers are needed")
     for number, row in enumerate(inputs):
-        yield f"{path}[{number}]", row
+        finite = inputs.dtype.kind != "f" or np.isfinite(row).all()
+        yield f"{path}[{number}]", row if finite else "the row has NaN or infinite inputs"
 
 
 def _outputs(model: LoadedModel, arrays: list[np.ndarray], batch: int) -> np.ndarray:

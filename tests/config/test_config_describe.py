@@ -96,7 +96,8 @@ def test_a_needed_field_says_so_and_has_no_default() -> None:
         ("a\nb", f"section 'a\\nb' does not exist; allowed: {SECTIONS}"),
         (
             "data.digit",
-            "data.kind: 'digit' is not allowed; did you mean digits? allowed: digits, arrays, mnist, images, text, pystdlib",
+            "data.kind: 'digit' is not allowed; did you mean digits? allowed: digits, arrays, mnist, images, text, "
+            "pystdlib",
         ),
         ("data.zzz", "data.kind: 'zzz' is not allowed; allowed: digits, arrays, mnist, images, text, pystdlib"),
     ],

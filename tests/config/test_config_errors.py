@@ -449,27 +449,6 @@ def test_a_folder_is_no_config(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"config {str(tmp_path)!r}: no such file")
 
 
-@pytest.mark.parametrize("key", ["path", "targets_path"])
-def test_a_missing_data_file_is_named_with_the_folder_looked_in(key: str, tmp_path: Path) -> None:
-    there, missing = tmp_path / "there.npy", tmp_path / "missing.npy"
-    there.touch()
-    paths = {"path": str(there), "targets_path": str(there)}
-    load({"data": {"kind": "arrays", **paths}})
-    assert refusal({"data": {"kind": "arrays", **paths, key: str(missing)}}) == (
-        f"data.{key}: {str(missing)!r}: no such file (looked in {tmp_path})"
-    )
-
-
-def test_a_relative_data_file_is_looked_for_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arrays = {"data": {"kind": "arrays", "path": "rows.npz"}}
-    assert refusal(arrays) == f"data.path: 'rows.npz': no such file (looked in {tmp_path})"
-    (tmp_path / "rows.npz").touch()
-    assert load(arrays).data.path == "rows.npz"
-
-
 @pytest.mark.parametrize(
     ("section", "kind", "leaf"),
     [("data", "arrays", "path"), ("model", "custom", "target"), ("objective", "custom", "target")],

@@ -354,3 +354,27 @@ def test_a_source_of_ones_own_replaces_the_data_of_a_config() -> None:
     assert dataset.name == "made"
     assert make_dataset(load({})).name == "digits"  # the control
     assert not isinstance(dataset, TextDataset)
+
+
+@pytest.mark.parametrize("key", ["path", "targets_path"])
+def test_a_missing_data_file_is_named_with_the_folder_looked_in(key: str, tmp_path: Path) -> None:
+    """When it is read: the config of a run loads where its data is gone."""
+    there, missing = tmp_path / "there.npy", tmp_path / "missing.npy"
+    np.save(there, np.zeros((8, 2)))
+    paths = {"path": str(there), "targets_path": str(there), key: str(missing)}
+    config = load({"data": {"kind": "arrays", **paths}})
+    with pytest.raises(ConfigError) as refused:
+        make_dataset(config)
+    assert str(refused.value) == f"data.{key}: {str(missing)!r}: no such file (looked in {tmp_path})"
+
+
+def test_a_relative_data_file_is_looked_for_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load({"data": {"kind": "arrays", "path": "rows.npz"}})
+    with pytest.raises(ConfigError, match="no such file") as refused:
+        make_dataset(config)
+    assert str(refused.value) == f"data.path: 'rows.npz': no such file (looked in {tmp_path})"
+    np.savez(tmp_path / "rows.npz", inputs=np.zeros((8, 2)), targets=np.arange(8) % 2)
+    assert make_dataset(config).rows("train") > 0
