@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-WARM, STEPS, EVERY = 100, 400, 100
+WARM, STEPS, EVERY = 100, 200, 100
 NETWORK = {"positions": "learned", "norm": "layer", "activation": "gelu"}
 LAYERS, HEADS, WIDTH, BLOCK, BATCH, RATE = 4, 4, 128, 64, 12, 1e-3
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("text")
     parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torch-python", default=sys.executable)
     options = parser.parse_args()
     if options.arm:

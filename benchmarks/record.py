@@ -19,6 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 REPO = Path(__file__).resolve().parents[1]
 RAW = REPO / "benchmarks" / "raw"
 PAGE = REPO / "benchmarks" / "RESULTS.md"
@@ -32,7 +34,7 @@ def rooms_digest(rooms: list[str]) -> str:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             text = file.read_text()
             digest.update(file.relative_to(REPO).as_posix().encode())
-            digest.update((code_of(text) if file.suffix == ".py" else text).encode())
+            digest.update((code_of(text) if file.suffix == ".py" else repr(yaml.safe_load(text))).encode())
     return digest.hexdigest()
 
 
