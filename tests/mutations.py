@@ -271,4 +271,40 @@ MUTATIONS = [
         "None",
         "data/test_data_split.py::test_open_rows_are_divided_class_by_class_and_by_the_seed",
     ),
+    Mutation(
+        "models/gpt.py",
+        "is_causal=True",
+        "is_causal=False",
+        "models/test_models_gpt.py::test_a_changed_token_changes_no_output_before_it_and_every_one_from_it_on",
+    ),
+    Mutation(
+        "models/gpt.py",
+        "jnp.take(self.token_embed.embedding[...], tokens, axis=0)",
+        "self.token_embed(tokens)",
+        "models/test_models_gpt.py::test_bfloat16_is_close_to_fp32_in_call_and_decode",
+    ),
+    Mutation(
+        "models/tcn.py",
+        'padding="CAUSAL"',
+        'padding="SAME"',
+        "models/test_models_tcn.py::test_a_changed_step_changes_no_output_before_it",
+    ),
+    Mutation(
+        "core/metrics.py",
+        "jnp.sum(jnp.where(real, nll, 0.0))",
+        "jnp.sum(nll)",
+        "core/test_core_tokens.py::test_what_fills_up_the_last_window_does_not_count",
+    ),
+    Mutation(
+        "evaluate/generate.py",
+        "(rank < top_k) | (top_k == 0)",
+        "(rank < 0) | True",
+        "evaluate/test_evaluate_generate.py::test_the_set_is_what_top_k_and_top_p_leave",
+    ),
+    Mutation(
+        "core/cost.py",
+        'return int(eqn.params["length"])',
+        "return 1",
+        "core/test_core_cost.py::test_scans_in_scans_multiply",
+    ),
 ]
