@@ -7,9 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_helpers import one_line, tree
+from sklearn.datasets import load_digits
 
+import jaxtrain as jt
 from jaxtrain.config import dump, load
 from jaxtrain.config.schema import RunConfig
 from jaxtrain.config.schema_tools import dotted_keys, sections
@@ -103,6 +106,33 @@ def test_eval_of_a_split_that_is_not_there_names_those_that_are(cli: Any, finish
     answer = cli("eval", finished, "--split", "val")
     assert (answer.code, answer.out) == (2, "")
     assert one_line(answer.err) == "split 'val' is not allowed; allowed: train, validation, test"
+
+
+def test_eval_of_other_data_says_other(cli: Any, finished: Path) -> None:
+    digits = load_digits()
+    inputs = digits.images[:50, ..., None].astype(np.float32)
+    np.savez("some.npz", inputs=inputs, targets=digits.target[:50])
+    answer = cli("eval", finished, "--path=some.npz")
+    figures = {name: float(value) for name, value in (line.split() for line in answer.results)}
+    assert (answer.code, answer.err) == (0, "")
+    model = jt.load_model(finished)
+    right = np.array(model.predict(inputs)) == digits.target[:50].astype(str)
+    assert figures["other/accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+    assert all(name.startswith("other/") for name in figures if name != "step")
+    assert figures["step"] == model.step
+    own = {line.split()[0].partition("/")[0] for line in cli("eval", finished).results[:-1]}
+    assert own == {"test"}  # the control
+    last = cli("eval", finished, "--path", "some.npz", "--step", "last").results
+    assert last[-1] == "step 20"
+
+
+def test_eval_of_a_path_that_is_nothing_to_evaluate_is_one_line(cli: Any, finished: Path) -> None:
+    Path("some.txt").write_text("7")
+    for path, words in (("nowhere.npz", "no such file or folder"), ("some.txt", "allowed: an .npz")):
+        answer = cli("eval", finished, f"--path={path}")
+        assert (answer.code, answer.out) == (2, "")
+        assert path in one_line(answer.err)
+        assert words in answer.err
 
 
 def test_report_writes_anew_and_prints_its_path(cli: Any, trained: Path) -> None:

@@ -14,14 +14,15 @@ from jaxtrain import __version__
 from jaxtrain.cli.main import main
 from jaxtrain.config import NeedsPerson, shipped
 
-VERBS = ("train", "resume", "eval", "runs", "report", "init", "config")
+VERBS = ("train", "resume", "eval", "predict", "runs", "report", "init", "config")
 
 
-def test_the_tour_is_six_lines(cli: Any) -> None:
+def test_the_tour_is_seven_lines(cli: Any) -> None:
     answer = cli()
     assert (answer.code, answer.err) == (0, "")
-    assert len(answer.results) == 6
-    assert "jaxtrain train digits" in answer.out
+    assert len(answer.results) == 7
+    for words in ("jaxtrain train digits", "jaxtrain predict last INPUT...", "jaxtrain --help lists all verbs"):
+        assert words in answer.out
 
 
 def test_version(cli: Any) -> None:
@@ -65,9 +66,18 @@ WRONG = [  # arguments, words of the one line
     (["train", "digits", "--optimizer=sgd"], ["optimizer: 'sgd' is no section", "--optimizer.peak_lr=VALUE"]),
     (["train", "digits", "--precision", "bf17"], ["precision: 'bf17'", "did you mean bf16?"]),
     (["train", "digits", "--model.kind=resnet", "--model.depth=19"], ["model.depth: 19"]),
+    (
+        ["train", "mnist", "--quiet"],
+        ["data.path: ", "/here/mnist': no such folder", "say where it is: --data.path=..."],
+    ),
+    (["train", "images", "--quiet"], ["data.path: ", "no such folder", "say where it is: --data.path=..."]),
+    (["train", "shakespeare", "--quiet"], ["/here/input.txt': no such file or folder", "--data.path=..."]),
     (["resume", "last"], ["run 'last': no runs in"]),
     (["resume"], ["Missing argument 'run'"]),
     (["eval", "last"], ["run 'last': no runs in"]),
+    (["predict", "last", "x.png"], ["run 'last': no runs in"]),
+    (["predict", "last"], ["Missing argument 'INPUT...'"]),
+    (["predict", "last", "x.png", "--batch-size=0"], ["--batch-size", "greater than or equal to 1"]),
     (["report", "20260101"], ["run '20260101': no runs in"]),
     (["runs", "last", "last"], ["run 'last': no runs in"]),
     (["config", "describe", "optimiser"], ["optimiser", "did you mean optimizer"]),

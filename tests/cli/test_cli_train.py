@@ -87,6 +87,33 @@ def test_the_summary_lists_every_array(cli: Any) -> None:
     assert list(Path.cwd().iterdir()) == []
 
 
+@pytest.mark.parametrize("micro", [None, 16])
+def test_the_last_line_of_the_summary_counts_a_step_by_hand(cli: Any, micro: int | None) -> None:
+    """64 -> 16 -> 10 on 64 rows: products of 64 x 16 and 16 x 10 weights; backward, each once more for its weights,
+    and the second once more for what goes into it."""
+    split = [f"--train.micro_batch_size={micro}"] if micro else []
+    answer = cli("train", "digits", *SHORT, *split, "--model.dropout=0", "--summary")
+    first, second = 2 * 64 * 64 * 16, 2 * 64 * 16 * 10
+    forward, step = first + second, 2 * first + 3 * second
+    assert (forward, step) == (151_552, 323_584)
+    parts = re.fullmatch(
+        r"a step on 64 rows: 152 kFLOP forward, 324 kFLOP with the backward pass; "
+        r"(\d\.\d) MiB of activations kept between the two(, in each of 4 micro-batches)?",
+        answer.results[-1],
+    )
+    assert parts
+    assert bool(parts[2]) == bool(micro)
+    wider = cli("train", "digits", *SHORT, "--model.hidden=[32]", "--model.dropout=0", "--summary")  # the control
+    assert "a step on 64 rows: 303 kFLOP forward, 647 kFLOP" in wider.results[-1]
+
+
+def test_the_summary_of_a_language_model_counts_rows_of_tokens(cli: Any) -> None:
+    Path("rain.txt").write_text("the rain in spain stays mainly in the plain\n" * 60)
+    keys = ["--data.path=rain.txt", "--data.block_size=16", "--data.test_fraction=0.1"]
+    answer = cli("train", "shakespeare", *keys, "--summary")
+    assert answer.results[-1].startswith("a step on 12 rows of 16 tokens: ")
+
+
 # ------------------------------------------------------------ run folders
 
 

@@ -65,6 +65,24 @@ def test_command_function_trainer_and_own_module_end_with_the_same_parameters(tm
     assert differing(other.state["params"], function.state["params"]) != []  # the control
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"model": {"kind": "mlp"}}, "model: an nnx.Module or a function rngs -> module is taken; keys are dotted: "),
+        ({"data": {"kind": "digits"}}, "data: 'kind' is no array of rows; allowed: inputs, targets, weights, split"),
+    ],
+    ids=["model", "data"],
+)
+def test_a_section_given_as_an_object_is_one_line(given: dict[str, object], line: str, tmp_path: Path) -> None:
+    """`train(model=...)` takes a module, `train(data=...)` arrays; keys of these sections are dotted."""
+    for call in (jt.train, lambda config, **options: jt.Trainer(config, **given).fit(run_dir=options["run_dir"])):
+        with pytest.raises(jt.ConfigError) as caught:
+            call(TINY, run_dir=tmp_path / "run", **given)  # type: ignore[operator]
+        assert str(caught.value).startswith(line)
+    assert not (tmp_path / "run").exists()
+    tiny(tmp_path / "run", **{"model.kind": "mlp", "data.kind": "digits", "train.duration": 1}).close()  # the control
+
+
 def test_a_module_instance_starts_from_its_own_arrays(tmp_path: Path) -> None:
     module = Net(nnx.Rngs(7))
     kernel = np.array(module.head.kernel[...])
