@@ -19,6 +19,7 @@ from jaxtrain.build import GIVEN, Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
+from jaxtrain.config.errors import choices
 from jaxtrain.core.state import State
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.console import waiting
@@ -245,6 +246,10 @@ def _source(data: Data | None) -> ArraySource | None:
     if data is None or isinstance(data, ArraySource):
         return data
     parts: Any = data if isinstance(data, Mapping) else dict(zip(("inputs", "targets"), data, strict=True))
+    known = ("inputs", "targets", "weights", "split")
+    for name in parts:
+        if name not in known:
+            raise ConfigError(f"data: {name!r} is no array of rows; {choices(name, known)}; keys are dotted")
     arrays: dict[str, Any] = {name: np.asarray(array) for name, array in parts.items()}
     return ArraySource("data", **arrays)
 
