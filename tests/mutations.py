@@ -206,7 +206,7 @@ MUTATIONS = [
         "run/test_run_resume.py::test_a_resume_with_other_data_is_refused",
     ),
     Mutation(
-        "config/schema.py",
+        "config/fields.py",
         'extra="forbid"',
         'extra="ignore"',
         "config/test_config_errors.py",

@@ -33,7 +33,10 @@ def run(notebook: Any, place: Path) -> Any:
     manager = KernelManager()
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     manager._kernel_spec = KernelSpec(argv=command, display_name="this", language="python")
-    NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(place)}}).execute()
+    try:
+        NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(place)}}).execute()
+    finally:
+        manager.shutdown_kernel(now=True)
     return notebook
 
 
