@@ -69,7 +69,7 @@ def record(name: str, title: str, lines: list[str], raw: dict[str, Any], rooms: 
         "lines": lines,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit + (" with uncommitted changes" if dirty else ""),
-        "command": "python " + " ".join([str(Path(sys.argv[0])), *sys.argv[1:]]),
+        "command": " ".join(["python", *map(shown, sys.argv)]),
         "machine": f"{platform.machine()}, {_cores()} cores, Python {platform.python_version()}",
         "versions": {package: metadata.version(package) for package in packages},
         "rooms": rooms,
@@ -79,6 +79,11 @@ def record(name: str, title: str, lines: list[str], raw: dict[str, Any], rooms: 
     RAW.mkdir(exist_ok=True)
     (RAW / f"{name}.json").write_text(json.dumps(entry, indent=1) + "\n")
     PAGE.write_text(page())
+
+
+def shown(argument: str) -> str:
+    """A word of the command for other machines: of an absolute path only its name, in angle brackets."""
+    return f"<{Path(argument).name}>" if Path(argument).is_absolute() else argument
 
 
 def page() -> str:

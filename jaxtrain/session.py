@@ -15,7 +15,6 @@ from jaxtrain.checkpoint.files import write_json
 from jaxtrain.config import NeedsPerson, RunConfig
 from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
-from jaxtrain.data.make import Data
 from jaxtrain.data.order import sequential_rows
 from jaxtrain.hooks.console import Console
 from jaxtrain.hooks.control import CheckSaves, EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
@@ -224,15 +223,10 @@ class Session:
 
 def eval_batches(job: Job, split: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """(host, devices) batches of a split in order, each row once, the last one padded."""
-    yield from batches_of(job, job.dataset, split)
-
-
-def batches_of(job: Job, dataset: Data, split: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The same of any dataset that is like the job's."""
-    rows = dataset.eval_rows(split)
+    rows = job.dataset.eval_rows(split)
     for position in range(-(-rows // job.eval_batch)):
         numbers, mask = sequential_rows(position, rows, job.eval_batch)
-        host = dataset.evaluation(split, numbers, mask)
+        host = job.dataset.evaluation(split, numbers, mask)
         yield host, job.put(host)
 
 

@@ -23,7 +23,7 @@ def evaluate(
     run: RunArgument,
     split: Annotated[str, typer.Option(help="train, validation or test")] = "test",
     step: Annotated[str, typer.Option(help="best, last or a saved step")] = "best",
-    path: Annotated[str | None, typer.Option(help="other data, as data.path takes it, or an .npz; all of it")] = None,
+    path: Annotated[str | None, typer.Option(help="other data, as data.path takes it, or an .npz")] = None,
 ) -> None:
     """Figures of a saved step of RUN on one of its splits, or on data that it has never seen."""
     from jaxtrain.evaluate import evaluate_run

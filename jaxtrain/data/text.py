@@ -268,7 +268,7 @@ def _text_files(data: schema.Text) -> tuple[list[Document], list[str]]:
         )
     try:
         below = [root] if root.is_file() else list(root.rglob(data.pattern))
-    except (NotImplementedError, ValueError) as error:
+    except (NotImplementedError, ValueError) as error:  # pathlib's answers to an absolute and to an empty pattern
         raise ConfigError(f"data.pattern: {data.pattern!r}: {str(error).lower()}; usual: *.txt, *") from None
     paths = sorted(path for path in below if path.is_file() and not is_hidden(path.relative_to(root)))
     if not paths:

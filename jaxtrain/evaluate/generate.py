@@ -112,6 +112,6 @@ def pick(logits: Any, key: Any, temperature: Any, top_k: Any, top_p: Any) -> Any
     ranked = jax.nn.log_softmax(logits[order] / jnp.where(temperature > 0, temperature, 1.0))
     rank = jnp.arange(len(logits))
     before = jnp.cumsum(jnp.exp(ranked)) - jnp.exp(ranked)
-    allowed = ((rank < top_k) | (top_k == 0)) & ((before < top_p) | (rank == 0))
+    allowed = ((rank < top_k) | (top_k == 0)) & (before < top_p)  # nothing is before the likeliest
     drawn = jax.random.categorical(key, jnp.where(allowed, ranked, -jnp.inf))
     return order[jnp.where(temperature > 0, drawn, 0)]

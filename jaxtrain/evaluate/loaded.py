@@ -5,6 +5,7 @@ Both come from the run folder alone: the config, the sealed arrays, and the data
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from jaxtrain.loop import Evaluation, evaluate
 from jaxtrain.parallel.mesh import replicated
 from jaxtrain.session import eval_batches
 
+log = logging.getLogger("jaxtrain")
 SPLITS = ("train", "validation", "test")
 
 
@@ -126,10 +128,13 @@ def evaluate_run(
 ) -> tuple[Evaluation, Sealed]:
     """Figures of a saved step on a split of the run's own data; or on `path`, which the run has never seen.
 
-    path: data as data.path takes it, or an .npz with `inputs` and `targets`. Its rows are encoded and normalised as the
+    path: data as data.path takes it, or an .npz with `inputs` and `targets`; of data that carries a test split that, of
+    other data all. Its rows are encoded and normalised as the
     run's own were: the schema stored with the step holds, and the run's own data need not be there.
     """
     if path is not None:
+        if split != "test":
+            raise ConfigError(f"split {split!r} with path {str(path)!r}: other data has no such split; leave it out")
         return _evaluate_path(find_run(run), path, step, model, loss)
     if split not in SPLITS:
         raise ConfigError(f"split {split!r} is not allowed; allowed: {', '.join(SPLITS)}")
@@ -150,6 +155,8 @@ def _evaluate_path(folder: RunFolder, path: str | Path, step: str | int, model: 
     if not Path(path).exists():
         raise ConfigError(f"--path: {str(path)!r}: no such file or folder (looked in {Path(path).absolute().parent})")
     dataset = other_data(Path(path), config.data, Schema.from_json(sealed.meta["schema"]))
+    for note in dataset.notes:  # what was left out of these figures
+        log.warning("%s", note)
     job = build(config, model=model, loss=loss, dataset=dataset)
     weights = _weights(folder, config, sealed, job.module, job.mesh)
     return evaluate(job.eval_step, weights, eval_batches(job, "test"), job.metrics, keep_rows=True), sealed

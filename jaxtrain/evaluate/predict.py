@@ -50,7 +50,7 @@ def predict(model: LoadedModel, inputs: Sequence[str | Path], batch: int = 64) -
     """
     if model.schema.task == "tokens":
         raise ConfigError(
-            "this run is a language model: it continues prompts (Generator, or jaxtrain predict RUN TEXT)"
+            "this run is a language model: it continues prompts (model.generate, or jaxtrain predict RUN TEXT)"
         )
     return _predictions(model, [_existing(path) for path in inputs], batch)
 
@@ -87,11 +87,8 @@ def write(
 ) -> tuple[int, int]:
     """Write predictions as jsonl or csv; (how many, how many failed). outputs: the model's own numbers too."""
     blank = np.zeros(model.schema.outputs, np.float32)
-    line, count, failed = (
-        FORMS[form](out, [*_flat(_row(Prediction("", figures_of(model, blank), blank), outputs))]),
-        0,
-        0,
-    )
+    columns = [*_flat(_row(Prediction("", figures_of(model, blank), blank), outputs))]
+    line, count, failed = FORMS[form](out, columns), 0, 0
     for prediction in predictions:
         line(_row(prediction, outputs))
         count, failed = count + 1, failed + prediction.failed

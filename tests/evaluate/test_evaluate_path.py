@@ -276,3 +276,25 @@ def test_digits_take_an_npz_and_pictures_and_say_so(tmp_path: Path) -> None:
     line = str(caught.value)
     assert line.startswith(repr(str(tmp_path / "some.txt")))
     assert "allowed: an .npz with inputs and targets, or a folder" in line
+
+
+# ---------------------------------------------------------------- what is said of it
+
+
+def test_what_is_left_out_of_the_figures_is_told(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_pictures(tmp_path / "other", {"red": 3, "blue": 3})
+    figures_of(place / "pictures", folder)
+    assert caplog.messages == []
+    (folder / "red" / "page.jpg").write_text("<html>")
+    (folder / "green").mkdir()
+    figures_of(place / "pictures", folder)
+    assert caplog.messages == [
+        "1 file is no image and is left out: red/page.jpg",
+        "1 class folder has no images and is left out: green",
+    ]
+
+
+def test_a_split_of_other_data_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(RAIN)
+    with pytest.raises(jt.ConfigError, match="split 'validation' with path"):
+        jt.evaluate_run(place / "text", "validation", path=tmp_path / "other.txt")
