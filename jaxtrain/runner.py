@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.build import GIVEN, Job, build
+from jaxtrain.build import Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
@@ -27,6 +27,7 @@ from jaxtrain.hooks.folder import RunFolder, find_run, list_runs, new_folder
 from jaxtrain.loop import Stop
 from jaxtrain.resuming import changes, check_resumable, tell_changes
 from jaxtrain.session import Session, open_store
+from jaxtrain.targets import GIVEN
 from jaxtrain.words import environment
 
 ENDED = ("early_stop", "time_budget")

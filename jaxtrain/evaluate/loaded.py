@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.build import Make, build, maker
+from jaxtrain.build import build
 from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.config import ConfigError, RunConfig, load
 from jaxtrain.core.metrics import best_is
@@ -26,6 +26,7 @@ from jaxtrain.hooks.folder import RunFolder, find_run
 from jaxtrain.loop import Evaluation, evaluate
 from jaxtrain.parallel.mesh import replicated
 from jaxtrain.session import eval_batches
+from jaxtrain.targets import Make, maker
 
 log = logging.getLogger("jaxtrain")
 SPLITS = ("train", "validation", "test")
