@@ -242,14 +242,17 @@ def _arrays(config: schema.Arrays) -> ArraySource:
     path, reading = Path(config.path), ("data.path", config.path)
     try:
         if path.suffix == ".npz":
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            with path.open("rb") as opened:
+                stored = np.load(opened, allow_pickle=False)
+                if isinstance(stored, np.ndarray):
+                    raise ValueError("it is one array, an .npy")
                 parts = {name: stored[name] for name in stored.files}
         elif config.targets_path is None:
             raise ConfigError(f"data.targets_path: needed beside data.path {config.path!r}, which holds inputs only")
         else:
-            parts = {"inputs": np.load(path, allow_pickle=False)}
+            parts = {"inputs": _one_array(path)}
             reading = ("data.targets_path", config.targets_path)
-            parts["targets"] = np.load(config.targets_path, allow_pickle=False)
+            parts["targets"] = _one_array(Path(config.targets_path))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{reading[0]}: {reading[1]!r} cannot be read as arrays: {error}") from None
     known = ("inputs", "targets", "weights", "split")
@@ -264,6 +267,13 @@ def _arrays(config: schema.Arrays) -> ArraySource:
         split = _split_numbers(config.path, split)
     form = _form_of(parts["inputs"])
     return ArraySource(path.name, parts["inputs"], parts["targets"], parts.get("weights"), split, form=form)
+
+
+def _one_array(path: Path) -> np.ndarray:
+    stored = np.load(path, allow_pickle=False)
+    if not isinstance(stored, np.ndarray):
+        raise ValueError("it holds several arrays, an .npz")
+    return stored
 
 
 def _form_of(inputs: np.ndarray) -> ImageForm | None:

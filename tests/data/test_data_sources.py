@@ -140,6 +140,18 @@ def test_a_file_that_is_no_array_is_one_line_with_its_path(name: str, tmp_path: 
     assert line.startswith(f"data.path: {str(path)!r} cannot be read as arrays: ")
 
 
+def test_the_other_format_under_the_name_is_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "y.npy", Y)
+    several = npz(tmp_path, inputs=X, targets=Y)
+    (tmp_path / "one.npz").write_bytes((tmp_path / "y.npy").read_bytes())
+    (tmp_path / "several.npy").write_bytes(several.read_bytes())
+    said = "cannot be read as arrays: it"
+    assert f"{said} is one array, an .npy" in refused(config_of(tmp_path / "one.npz"))
+    assert f"{said} holds several arrays, an .npz" in refused(config_of(tmp_path / "several.npy", tmp_path / "y.npy"))
+    np.save(tmp_path / "x.npy", X)
+    assert f"{said} holds several" in refused(config_of(tmp_path / "x.npy", tmp_path / "several.npy"))
+
+
 @pytest.mark.parametrize("content", [b"", b"hello"])
 def test_unreadable_targets_are_named_and_not_the_inputs(content: bytes, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
