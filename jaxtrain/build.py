@@ -161,6 +161,8 @@ def build(
         seed=train.seed,
         micro_batches=train.global_batch_size // (train.micro_batch_size or train.global_batch_size),
         unroll=convolutional and devices.platform == "cpu",
+        lanes=_lanes(config, module, devices, mesh.size),
+        branch=devices.platform == "cpu",
         clip_norm=config.optimizer.clip_norm,
         ema_decay=train.ema_decay,
         log_every=steps.log_every,
@@ -313,6 +315,27 @@ def _check_divisible(config: RunConfig, devices: int) -> None:
             f"{name}: {micro} rows cannot be split over {devices} devices; "
             f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} (or mesh.data=1)"
         )
+
+
+def _lanes(config: RunConfig, module: ModuleDef, devices: Devices, parts: int) -> int:
+    """The lanes of a forward pass: those asked for, or on one CPU device those of the kind, where the rows allow it."""
+    rows, asked = config.train.micro_batch_size or config.train.global_batch_size, config.train.lanes
+    if asked is None:
+        kind = MODELS.get(config.model.kind)
+        wanted = kind.lanes if kind and devices.platform == "cpu" and parts == 1 and not module.model_state else 1
+        return wanted if rows % wanted == 0 else 1
+    if rows % (asked * parts):
+        fits = [n for n in range(1, rows // parts + 1) if rows % (n * parts) == 0]
+        raise ConfigError(
+            f"train.lanes: {rows} rows on {parts} device{'s'[: parts - 1]} cannot be split into {asked}; "
+            f"allowed: {', '.join(map(str, fits))}"
+        )
+    if asked > 1 and module.model_state:
+        raise ConfigError(
+            f"train.lanes: {asked} for a model with state of its own ({next(iter(module.model_state))}), "
+            "which each lane would change; allowed: 1, or a model without it (such as model.norm=layer)"
+        )
+    return asked
 
 
 def _eval_batch(config: RunConfig, devices: int) -> int:

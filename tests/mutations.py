@@ -27,8 +27,8 @@ MUTATIONS = [
     ),
     Mutation(
         "core/step.py",
-        "g * (1.0 / (weight * scale))",
-        "g / scale / rows",
+        "per_weight = 1.0 / (weight * scale)",
+        "per_weight = 1.0 / (rows * scale)",
         "core/test_core_step.py::test_row_weights_are_divided_by_once_over_all_micro_batches",
     ),
     Mutation(
@@ -39,9 +39,27 @@ MUTATIONS = [
     ),
     Mutation(
         "core/step.py",
-        'stream_key(spec.seed, "module", state["step"], index)',
-        'stream_key(spec.seed, "module", 0, index)',
+        'stream_key(spec.seed, "module", state["step"], index * spec.lanes + lane)',
+        'stream_key(spec.seed, "module", 0, index * spec.lanes + lane)',
         "core/test_core_step.py::test_dropout_differs_between_layers_micro_batches_and_steps",
+    ),
+    Mutation(
+        "core/step.py",
+        'stream_key(spec.seed, "module", state["step"], index * spec.lanes + lane)',
+        'stream_key(spec.seed, "module", state["step"], index)',
+        "core/test_core_step.py::test_dropout_differs_between_layers_micro_batches_and_steps",
+    ),
+    Mutation(
+        "core/step.py",
+        "jax.tree.map(lambda *xs: sum(xs[1:], xs[0]), *parts)",
+        "parts[0]",
+        "core/test_core_step.py::test_accumulated_gradient_equals_full_batch",
+    ),
+    Mutation(
+        "core/guard.py",
+        "jax.lax.cond(finite, update",
+        "jax.lax.cond(True, update",
+        "core/test_core_guard.py::test_a_bad_batch_leaves_everything_bit_equal_and_is_counted",
     ),
     Mutation(
         "core/step.py",

@@ -215,6 +215,9 @@ class Train(Section):
     micro_batch_size: Size | None = _field(
         None, "rows of one forward pass over all devices; several are accumulated; none = the whole batch"
     )
+    lanes: Size | None = _field(
+        None, "parts of a forward pass that a CPU computes side by side; none = by the kind of model (gpt 2, others 1)"
+    )
     ema_decay: Fraction = _field(0.0, "decay of the averaged weights, which are then evaluated; 0 = none")
     time_budget: Seconds = _field(None, 'stop and save after so much wall time ("2h"); the best step is then tested')
     overfit_batches: Count = _field(0, "train and evaluate on so many batches only, to see the loss fall; 0 = off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,17 @@ import jax.numpy as jnp
 def is_finite(loss: jax.Array, grad_norm: jax.Array) -> jax.Array:
     """One bool: the update may be applied."""
     return jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+
+def apply(finite: jax.Array, update: Callable[[Any], Any], old: Any, *, branch: bool) -> Any:
+    """update(old) where it is finite, else `old`, leaf by leaf.
+
+    branch: choose by a branch in place of a `where` over both. XLA:CPU then writes moments and parameters in place;
+    behind a `where` it copies both first. A GPU's host would have to wait for each step to know the branch.
+    """
+    if branch:
+        return jax.lax.cond(finite, update, lambda old: old, old)
+    return keep(finite, update(old), old)
 
 
 def keep(finite: jax.Array, new: Any, old: Any) -> Any:

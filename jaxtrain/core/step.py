@@ -35,6 +35,9 @@ class StepSpec:
     preprocess: raw inputs [B, ...] -> normalised float32, the same in training, evaluation and export.
     micro_batches: forward passes that are accumulated into one update.
     unroll: write the accumulation out (XLA:CPU runs convolutions in a loop more than ten times slower).
+    lanes: parts of a micro-batch that are computed side by side in one program: XLA:CPU keeps its cores busier with
+        two products at once than with each product split over the cores. Needs a model without batch statistics.
+    branch: skip a non-finite update by a branch (see `guard.apply`).
     """
 
     module: ModuleDef
@@ -47,6 +50,8 @@ class StepSpec:
     seed: int
     micro_batches: int
     unroll: bool
+    lanes: int
+    branch: bool
     clip_norm: float
     ema_decay: float
     log_every: int
@@ -65,23 +70,23 @@ def make_train_step(spec: StepSpec) -> Callable[[State, Batch], tuple[State, Ste
 
         weight = jnp.where(weight > 0, weight, 1.0)
         loss = total / weight
-        grads = jax.tree.map(lambda g: g * (1.0 / (weight * scale)), grads)
-        grad_norm = optax.tree.norm(grads)
+        per_weight = 1.0 / (weight * scale)
+        grad_norm = optax.tree.norm(grads) * per_weight
         finite = guard.is_finite(loss, grad_norm)
-        if spec.clip_norm:
-            shrink = jnp.minimum(1.0, spec.clip_norm / (grad_norm + 1e-6))
-            grads = jax.tree.map(lambda g: g * shrink, grads)
-
         lr = jnp.asarray(spec.schedule(state["updates"]), jnp.float32) * state["lr_scale"]
-        direction, opt_state = spec.optimizer.update(grads, state["opt_state"], state["params"])
-        params = jax.tree.map(lambda p, d: (p - lr * d).astype(p.dtype), state["params"], direction)
-        new = {
-            "params": params,
-            "model_state": model_state,
-            "opt_state": opt_state,
-            "ema": _averaged(spec, state, params, model_state),
-        }
-        new = guard.keep(finite, new, {name: state[name] for name in new})
+
+        def update(old: dict[str, Any]) -> dict[str, Any]:
+            factor = per_weight
+            if spec.clip_norm:
+                factor *= jnp.minimum(1.0, spec.clip_norm / (grad_norm + 1e-6))
+            mean = jax.tree.map(lambda g: g * factor, grads)
+            direction, opt_state = spec.optimizer.update(mean, old["opt_state"], old["params"])
+            params = jax.tree.map(lambda p, d: (p - lr * d).astype(p.dtype), old["params"], direction)
+            ema = _averaged(spec, old["ema"], state["updates"], params, model_state)
+            return {"params": params, "model_state": model_state, "opt_state": opt_state, "ema": ema}
+
+        old = {name: state[name] for name in ("params", "model_state", "opt_state", "ema")}
+        new = guard.apply(finite, update, old, branch=spec.branch)
 
         # An fp16 overflow above the smallest scale is how the scale is found, not a fault.
         scaled = spec.precision.scales_loss
@@ -189,8 +194,13 @@ def _accumulate(
         return total * scale, (after, total, weight, sums)
 
     def one(model_state: Any, micro: Batch, index: jax.Array | int) -> Any:
-        key = stream_key(spec.seed, "module", state["step"], index)
-        grads, (after, *sums) = jax.grad(scaled_loss, has_aux=True)(state["params"], model_state, micro, key)
+        parts = []
+        for lane in range(spec.lanes):
+            rows = jax.tree.map(lambda x: _split(x, spec.lanes)[lane], micro)  # noqa: B023 called at once
+            key = stream_key(spec.seed, "module", state["step"], index * spec.lanes + lane)
+            grads, (after, *sums) = jax.grad(scaled_loss, has_aux=True)(state["params"], model_state, rows, key)
+            parts.append((grads, sums))
+        grads, sums = jax.tree.map(lambda *xs: sum(xs[1:], xs[0]), *parts)
         return grads, after, sums
 
     count = spec.micro_batches
@@ -227,11 +237,11 @@ def _split(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)
 
 
-def _averaged(spec: StepSpec, state: State, params: Any, model_state: Any) -> Any:
+def _averaged(spec: StepSpec, ema: Any, updates: jax.Array, params: Any, model_state: Any) -> Any:
     """The exponential moving average, slower as it has more to average: min(decay, (1 + n) / (10 + n))."""
     if not spec.ema_decay:
-        return state["ema"]
-    n = state["updates"].astype(jnp.float32)
+        return ema
+    n = updates.astype(jnp.float32)
     decay = jnp.minimum(spec.ema_decay, (1.0 + n) / (10.0 + n))
 
     def average(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -239,7 +249,7 @@ def _averaged(spec: StepSpec, state: State, params: Any, model_state: Any) -> An
             return new
         return decay * old + (1.0 - decay) * new
 
-    return jax.tree.map(average, state["ema"], {"params": params, "model_state": model_state})
+    return jax.tree.map(average, ema, {"params": params, "model_state": model_state})
 
 
 def _window(

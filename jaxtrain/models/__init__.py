@@ -21,17 +21,19 @@ class ModelKind:
 
     takes: "rows" of any shape, "images" [H, W, C], "sequences" [T] or [T, C], or "tokens" [T].
     convolutional: loops are written out on CPU, where XLA runs convolutions in them slowly.
+    lanes: of a step on CPU when `train.lanes` leaves it open; benchmarks/cpu.py has the times.
     """
 
     make: Callable[..., nnx.Module]
     takes: str = "rows"
     convolutional: bool = False
+    lanes: int = 1
 
 
 MODELS: dict[str, ModelKind] = {
     "mlp": ModelKind(Mlp),
     "cnn": ModelKind(Cnn, "images", convolutional=True),
     "resnet": ModelKind(Resnet, "images", convolutional=True),
-    "gpt": ModelKind(Gpt, "tokens"),
+    "gpt": ModelKind(Gpt, "tokens", lanes=2),
     "tcn": ModelKind(Tcn, "sequences", convolutional=True),
 }

@@ -61,6 +61,8 @@ def make_spec(make: Callable[[nnx.Rngs], nnx.Module] = Affine, **changes: Any) -
         "seed": 0,
         "micro_batches": 1,
         "unroll": False,
+        "lanes": 1,
+        "branch": False,
         "clip_norm": 0.0,
         "ema_decay": 0.0,
         "log_every": 1000,

@@ -61,10 +61,22 @@ def normed(**changes: Any) -> Any:
     return make_spec(Normed, optimizer=make_optimizer(schema.Adamw()), ema_decay=0.5, **changes)
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["whole", "accumulated"])
+def test_a_branch_takes_all_of_the_old_or_all_of_the_new() -> None:
+    old = {"a": jnp.array([1.0, 2.0]), "n": jnp.int32(3)}
+    new = {"a": jnp.array([np.nan, 5.0]), "n": jnp.int32(4)}
+    for finite, wanted in ((False, old), (True, new)):
+        given = jax.jit(lambda finite: guard.apply(finite, lambda old: new, old, branch=True))(jnp.bool_(finite))
+        assert_bit_equal(given, wanted)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"micro_batches": 4}, {"branch": True}, {"branch": True, "micro_batches": 4}],
+    ids=["whole", "accumulated", "branch", "branch-accumulated"],
+)
 def trained(request: Any) -> Any:
     """(step, state after two good updates)."""
-    spec = normed(micro_batches=request.param)
+    spec = normed(**request.param)
     step, state = step_of(spec), start(spec)
     for seed in (1, 2):
         state, _ = step(state, make_batch(seed=seed))

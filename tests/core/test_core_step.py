@@ -60,13 +60,16 @@ def softmax_loss_and_gradient(kernel: Any, bias: Any, x: Any, y: Any, w: Any = 1
 
 @pytest.fixture(scope="module")
 def forms() -> Any:
-    """The same update over one batch of 16, over 4 of 4 in a loop, and over 4 of 4 written out."""
+    """The same update over one batch of 16; over 4 of 4 in a loop, and written out; in lanes; by a branch."""
     adamw = make_optimizer(schema.Adamw(weight_decay=0.1))
     base = make_spec(optimizer=adamw, ema_decay=0.9, clip_norm=0.5)
     specs = {
         "whole": base,
         "scanned": dataclasses.replace(base, micro_batches=4),
         "unrolled": dataclasses.replace(base, micro_batches=4, unroll=True),
+        "lanes": dataclasses.replace(base, lanes=4),
+        "scanned lanes": dataclasses.replace(base, micro_batches=2, lanes=4),
+        "branch": dataclasses.replace(base, branch=True),
     }
     return start(base), {name: step_of(spec) for name, spec in specs.items()}
 
@@ -81,7 +84,7 @@ def uneven(real: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("real", [16, 13, 10, 3])
-@pytest.mark.parametrize("form", ["scanned", "unrolled"])
+@pytest.mark.parametrize("form", ["scanned", "unrolled", "lanes", "scanned lanes", "branch"])
 def test_accumulated_gradient_equals_full_batch(forms: Any, form: str, real: int) -> None:
     state, steps = forms
     whole, parts = steps["whole"](state, uneven(real)), steps[form](state, uneven(real))
@@ -406,10 +409,10 @@ def code(model: Any, batch: Any) -> Any:
     return bits + 0.0 * model.weight[...], 1, {"bits": bits}
 
 
-@pytest.fixture(scope="module")
-def coded() -> Any:
+@pytest.fixture(scope="module", params=["micro_batches", "lanes"])
+def coded(request: Any) -> Any:
     """(step, state, masks): masks(state) -> bits of [micro-batch][dropout] in the next step."""
-    spec = make_spec(Coded, loss=user_loss(code), micro_batches=2, log_every=1)
+    spec = make_spec(Coded, loss=user_loss(code), **{request.param: 2}, log_every=1)
     step = step_of(spec)
     inputs = np.ones((2, WIDTH), np.float32)
     inputs[1] = 2.0**10  # the second micro-batch is read from the higher bits

@@ -161,3 +161,45 @@ def test_a_tcn_that_cannot_share_out_its_targets_says_so_in_one_line() -> None:
         assert str(caught.value).startswith(f"model.output=step: rows have 8 steps and {number} target values")
         assert "\n" not in str(caught.value)
         build(load(tree, [("model.output", "row")]), source=source)  # the control
+
+
+# ---------------------------------------------------------------- lanes
+
+
+def test_the_kind_says_how_many_lanes_a_cpu_takes_where_nothing_is_asked(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("to be or not to be " * 40)
+    text = {"kind": "text", "path": str(words), "block_size": 8}
+    small = {"kind": "gpt", "layers": 1, "heads": 1, "width": 8}
+
+    def lanes(**train: Any) -> int:
+        tree = {"name": "t", "data": text, "model": small, "train": {"global_batch_size": 6, "duration": 4} | train}
+        return build(load(tree)).spec.lanes
+
+    assert lanes() == 2
+    assert lanes(lanes=1) == 1
+    assert lanes(lanes=3) == 3
+    assert lanes(global_batch_size=5) == 1  # an odd batch has no halves
+    assert lanes(micro_batch_size=3) == 1
+    assert job_of(model__kind="mlp").spec.lanes == 1
+    assert job_of(model__kind="mlp", train__lanes=2, train__global_batch_size=32).spec.lanes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train__lanes": 3, "train__global_batch_size": 32},
+            "train.lanes: 32 rows on 1 device cannot be split into 3; allowed: 1, 2, 4, 8, 16, 32",
+        ),
+        (
+            {"train__lanes": 2, "train__global_batch_size": 32, "model__norm": "batch"},
+            "train.lanes: 2 for a model with state of its own (norms.0.mean), which each lane would change; "
+            "allowed: 1, or a model without it (such as model.norm=layer)",
+        ),
+    ],
+)
+def test_lanes_that_cannot_be_are_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job_of(model__kind="mlp", **changes)
+    assert str(caught.value) == message

@@ -171,6 +171,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.seed": (1, {}),
     "train.global_batch_size": (32, {}),
     "train.micro_batch_size": (16, {}),
+    "train.lanes": (2, {}),
     "train.ema_decay": (0.9, {}),
     "run:train.time_budget": (1e-9, {}),
     "train.overfit_batches": (1, {}),
