@@ -76,6 +76,8 @@ class Attention(nnx.Module):
         self.heads, self.kv_heads = config.heads, config.kv_heads or config.heads
         self.size = config.width // config.heads
         self.rotary = config.positions == "rotary"
+        # By groups: the queries of a group of heads, then the key and the value that they share. So a part of the
+        # columns holds whole groups, and can live on a device of its own.
         self.qkv = _dense(config, config.width, (self.heads + 2 * self.kv_heads) * self.size, rngs)
         self.out = _dense(config, config.width, config.width, rngs, last=True)
 
@@ -92,28 +94,29 @@ class Attention(nnx.Module):
         return self.out(attend(q, keys, values, places).reshape(x.shape)), (keys, values)
 
     def _project(self, x: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        together = self.qkv(x).reshape(*x.shape[:2], self.heads + 2 * self.kv_heads, self.size)
-        q, k, v = jnp.split(together, [self.heads, self.heads + self.kv_heads], 2)
+        shared = self.heads // self.kv_heads
+        groups = self.qkv(x).reshape(*x.shape[:2], self.kv_heads, shared + 2, self.size)
+        q = groups[..., :shared, :].reshape(*x.shape[:2], self.heads, self.size)
+        k, v = groups[..., shared, :], groups[..., shared + 1, :]
         return (rotate(q, places), rotate(k, places), v) if self.rotary else (q, k, v)
 
 
 class Hidden(nnx.Module):
-    """[B, T, width] -> [B, T, width]: GELU, or SwiGLU (Shazeer 2020), whose gate is a second product."""
+    """[B, T, width] -> [B, T, width]: GELU, or SwiGLU (Shazeer 2020), which has a gate beside it."""
 
     def __init__(self, config: schema.Gpt, *, rngs: nnx.Rngs) -> None:
-        self.gated = config.activation == "swiglu"
+        gated = config.activation == "swiglu"
         # 8/3 in place of 4: three matrices then have as many parameters as two.
-        usual = -(-8 * config.width // 3 // 8) * 8 if self.gated else 4 * config.width
+        usual = -(-8 * config.width // 3 // 8) * 8 if gated else 4 * config.width
         self.width = config.mlp_width or usual
-        self.up = _dense(config, config.width, self.width * (2 if self.gated else 1), rngs)
+        self.gate = _dense(config, config.width, self.width, rngs) if gated else None
+        self.up = _dense(config, config.width, self.width, rngs)
         self.down = _dense(config, self.width, config.width, rngs, last=True)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.up(x)
-        if not self.gated:
-            return self.down(jax.nn.gelu(x, approximate=True))
-        gate, value = jnp.split(x, 2, -1)
-        return self.down(jax.nn.silu(gate) * value)
+        if self.gate is None:
+            return self.down(jax.nn.gelu(self.up(x), approximate=True))
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nnx.Module):

@@ -49,7 +49,7 @@ def gpt_in_numpy(
     causal: bool = True,
     first_place: int = 0,
     neighbours_share: bool = True,
-    gate_first: bool = True,
+    gate_is_gate: bool = True,
     scale: float = 1.0,
 ) -> np.ndarray:
     """tokens [B, T] -> [B, T, V]; row by row, head by head, token by token."""
@@ -61,12 +61,12 @@ def gpt_in_numpy(
 
     def attention(x: np.ndarray, name: str) -> np.ndarray:
         length = len(x)
-        heads = dense(x, a, f"{name}.qkv").reshape(length, config.heads + 2 * kv_heads, size)
+        groups = dense(x, a, f"{name}.qkv").reshape(length, kv_heads, group + 2, size)
         mixed = np.zeros((length, config.heads, size))
         for h in range(config.heads):
             shared = h // group if neighbours_share else h % kv_heads
-            queries, keys = heads[:, h], heads[:, config.heads + shared]
-            values = heads[:, config.heads + kv_heads + shared]
+            queries = groups[:, h // group, h % group]
+            keys, values = groups[:, shared, group], groups[:, shared, group + 1]
             if rotary:
                 queries = np.stack([turned(q, first_place + t) for t, q in enumerate(queries)])
                 keys = np.stack([turned(k, t) for t, k in enumerate(keys)])
@@ -80,8 +80,8 @@ def gpt_in_numpy(
         up = dense(x, a, f"{name}.up")
         if config.activation == "gelu":
             return dense(gelu(up), a, f"{name}.down")
-        gate, value = np.split(up, 2, -1)
-        gate, value = (gate, value) if gate_first else (value, gate)
+        gate, value = dense(x, a, f"{name}.gate"), up
+        gate, value = (gate, value) if gate_is_gate else (value, gate)
         return dense(silu(gate) * value, a, f"{name}.down")
 
     def row(numbers: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ def test_it_computes_what_numpy_computes(config: schema.Gpt) -> None:
     wrong: list[dict[str, Any]] = [{"causal": False}, {"scale": 2.0}]
     wrong += [{"first_place": 1}] if config.positions == "rotary" else []
     wrong += [{"neighbours_share": False}] if config.kv_heads == 2 else []
-    wrong += [{"gate_first": False}] if config.activation == "swiglu" else []
+    wrong += [{"gate_is_gate": False}] if config.activation == "swiglu" else []
     for change in wrong:  # the control: each part shows
         assert not np.allclose(y, gpt_in_numpy(x, params, config, **change), atol=1e-3), change
 
@@ -84,14 +84,15 @@ def test_the_hidden_layer_is_its_formula(activation: str) -> None:
     params = arrays_apart(module, 1.0)
     x = formula((2, 3, 8), 0.2, 1.0)
     up = x.astype(np.float64) @ params["up.kernel"]
-    assert up.shape[-1] == (6 if activation == "gelu" else 12)
+    assert ("gate.kernel" in params) is (activation == "swiglu")
+    gate = x.astype(np.float64) @ params.get("gate.kernel", params["up.kernel"])
     forms = {
-        "gelu": gelu(up[..., :6]),
-        "gelu by the error function": up[..., :6]
-        * np.vectorize(lambda v: 0.5 * (1 + math.erf(v / 2**0.5)))(up[..., :6]),
-        "swiglu": silu(up[..., :6]) * up[..., -6:],
-        "geglu": gelu(up[..., :6]) * up[..., -6:],
-        "ungated": silu(up[..., :6]),
+        "gelu": gelu(up),
+        "gelu by the error function": up * np.vectorize(lambda v: 0.5 * (1 + math.erf(v / 2**0.5)))(up),
+        "swiglu": silu(gate) * up,
+        "swapped": gate * silu(up) if activation == "swiglu" else silu(up),
+        "geglu": gelu(gate) * up,
+        "ungated": silu(up),
     }
     y = run_eval(module, params, {}, x)
     for name, value in forms.items():
@@ -113,7 +114,9 @@ def test_the_hidden_layer_is_its_formula(activation: str) -> None:
 def test_width_of_the_hidden_layer(width: int, activation: str, mlp_width: int | None, expected: int) -> None:
     module = module_of(gpt(width=width, activation=activation, mlp_width=mlp_width))
     assert tuple(module.params["blocks.0.hidden.down.kernel"].shape) == (expected, width)
-    assert tuple(module.params["blocks.0.hidden.up.kernel"].shape) == (width, expected * (1 + (activation == "swiglu")))
+    inner = {n.split(".")[3]: tuple(p.shape) for n, p in module.params.items() if n.startswith("blocks.0.hidden.")}
+    names = ("gate", "up") if activation == "swiglu" else ("up",)
+    assert inner == {name: (width, expected) for name in names} | {"down": (expected, width)}
 
 
 # ---------------------------------------------------------------- what a token sees
@@ -255,7 +258,7 @@ def test_biases_are_in_every_dense_layer_and_layer_norm_or_nowhere(norm: str, bi
     found = {name.removesuffix(".bias") for name in module.params if name.endswith("bias")}
     dense = {name.removesuffix(".kernel") for name in module.params if name.endswith("kernel")}
     norms = {name.removesuffix(".scale") for name in module.params if name.endswith("scale")}
-    assert (len(dense), len(norms)) == (5, 3)
+    assert (len(dense), len(norms)) == (6, 3)
     assert found == ((dense | (norms if norm == "layer" else set())) if bias else set())
 
 
@@ -280,9 +283,9 @@ def test_shared_kv_heads_are_full_attention_with_the_shared_heads_written_out(kv
         wide = dict(params)
         for i in range(2):
             name = f"blocks.{i}.attention.qkv.kernel"
-            heads = params[name].reshape(8, 4 + 2 * kv_heads, 2)
-            q, k, v = np.split(heads, [4, 4 + kv_heads], 1)
-            wide[name] = np.concatenate([q, group_by(k), group_by(v)], 1).reshape(8, -1)
+            groups = params[name].reshape(8, kv_heads, 4 // kv_heads + 2, 2)
+            q, k, v = groups[:, :, :-2].reshape(8, 4, 2), groups[:, :, -2], groups[:, :, -1]
+            wide[name] = np.stack([q, group_by(k), group_by(v)], 2).reshape(8, -1)
         return wide
 
     y, forward = outputs(grouped, tokens(2)), called(full, 8)
@@ -505,7 +508,7 @@ def test_weight_decay_takes_every_dense_kernel_and_nothing_else() -> None:
     module = module_of(gpt(bias=True, norm="layer", positions="learned", tie_embeddings=False))
     mask = decays(module.params)
     taken = {name for name, yes in mask.items() if yes}
-    parts = ("attention.qkv", "attention.out", "hidden.up", "hidden.down")
+    parts = ("attention.qkv", "attention.out", "hidden.gate", "hidden.up", "hidden.down")
     assert taken == {f"blocks.{i}.{part}.kernel" for i in range(2) for part in parts} | {"head.kernel"}
     left = set(mask) - taken
     assert {"token_embed.embedding", "position_embed.embedding", "norm.scale", "blocks.0.attention.qkv.bias"} <= left
