@@ -38,6 +38,7 @@ from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
+from jaxtrain.parallel import rules
 from jaxtrain.targets import Make, load_target, maker
 
 
@@ -138,11 +139,12 @@ def build(
     Raises ConfigError for what the data shows to be wrong.
     """
     devices = available()
-    mesh = meshes.make_mesh(config.mesh.data, devices.devices)
-    _check_divisible(config, mesh.size)
     dataset = make_dataset(config, source) if dataset is None else dataset
     notes = list(dataset.notes)
     module = ModuleDef(maker(config, dataset.schema, model))
+    rules.check(config, module.params, dataset.schema.input_shape)
+    mesh = meshes.make_mesh(config.mesh, devices.devices)
+    _check_divisible(config, meshes.row_parts(mesh))
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
     steps = _steps(config, dataset)
     precision = resolve_precision(config.precision, devices)
@@ -170,7 +172,12 @@ def build(
     sums = _check_runs(spec, dataset, train.global_batch_size)
     start = _initialiser(spec, model if isinstance(model, nnx.Module) else None, sums)
     abstract = jax.eval_shape(start)
-    shardings = jax.tree.map(lambda _: meshes.replicated(mesh), abstract)
+    specs = rules.parameter_specs(config.model.kind, module.params, mesh)
+    shardings = rules.state_shardings(abstract, module.params, specs, mesh)
+    abstract = jax.tree.map(lambda s, own: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=own), abstract, shardings)
+    whole = rules.large_and_whole(abstract["params"], mesh)
+    if whole:
+        notes.append(f"on every device in full, as no axis of the mesh divides them: {', '.join(whole)}")
     nbytes = sum(x.size * x.dtype.itemsize for x in dataset.resident_shapes("train").values())
     feed_kind = feed.choose(config.data.feed, nbytes, devices.memory, dataset.in_memory)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
@@ -184,11 +191,9 @@ def build(
         metrics=metrics,
         steps=steps,
         feed_kind=feed_kind,
-        eval_batch=_eval_batch(config, mesh.size),
+        eval_batch=_eval_batch(config, meshes.row_parts(mesh)),
         mode=_mode(config, metrics),
-        abstract_state=jax.tree.map(
-            lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), abstract, shardings
-        ),
+        abstract_state=abstract,
         init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
         advance=jit(
             _advance(spec, feed_kind, dataset, train, mesh),
@@ -313,7 +318,8 @@ def _check_divisible(config: RunConfig, devices: int) -> None:
         near = sorted({max(micro // devices, 1) * devices, (micro // devices + 1) * devices})
         raise ConfigError(
             f"{name}: {micro} rows cannot be split over {devices} devices; "
-            f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} (or mesh.data=1)"
+            f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} "
+            f"(or {'mesh.data=1' if config.mesh.fsdp == 1 else 'less of mesh.data, mesh.fsdp'})"
         )
 
 

@@ -16,6 +16,8 @@ from jaxtrain.hardware.devices import unused_gpu
 from jaxtrain.hooks.folder import RunFolder
 from jaxtrain.loop import Stop
 from jaxtrain.models import summary
+from jaxtrain.parallel import mesh as meshes
+from jaxtrain.parallel import rules
 
 _SHOWN = ("perplexity", "accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss")
 
@@ -29,7 +31,8 @@ def opening_lines(job: Job, first: int) -> list[str]:
     rows = "/".join(f"{count:,}" for count in counts)
     lines = [
         f"{config.name}: {kind}, {parameters:,} parameters, {job.precision.name}, on {job.devices}"
-        + (f", {job.mesh.size} used" if job.mesh.size != len(job.devices.devices) else ""),
+        + (f", {job.mesh.size} used" if job.mesh.size != len(job.devices.devices) else "")
+        + (f" as {meshes.words(job.mesh)}" if job.mesh.size > 1 else ""),
         f"data: {job.dataset.name}, {rows} {job.dataset.unit} (train/validation/test); "
         f"{steps.total:,} steps of {config.train.global_batch_size} rows, {steps.per_epoch} an epoch",
     ]
@@ -60,8 +63,16 @@ def model_summary(job: Job) -> str:
     """Every array of the model, then what a step costs, counted from the traced program."""
     cost = job.cost
     rows = f"{cost.rows:,} {job.dataset.unit}"
+    arrays = summary.table(job.module.params)
+    if job.mesh.size > 1:
+        params, (one, once) = job.abstract_state["params"], rules.state_bytes(job.abstract_state)
+        arrays = (
+            f"{rules.table(params)}\n{sum(row[2] for row in summary.rows(params)):,} parameters; on "
+            f"{meshes.words(job.mesh)} a device holds {one / 2**20:,.2f} of the {once / 2**20:,.2f} MiB of "
+            "parameters, moments and averages"
+        )
     return (
-        f"{summary.table(job.module.params)}\n"
+        f"{arrays}\n"
         f"a step on {rows}: {_si(cost.forward_flops)}FLOP forward, {_si(cost.step_flops)}FLOP with the backward pass; "
         f"{cost.saved_bytes / 2**20:,.1f} MiB of activations kept between the two"
         + (f", in each of {job.spec.micro_batches} micro-batches" if job.spec.micro_batches > 1 else "")

@@ -170,6 +170,18 @@ MUTATIONS = [
         "hooks/test_hooks_loop.py::test_run_ahead_is_bounded",
     ),
     Mutation(
+        "parallel/rules.py",
+        '(r".*\\.(qkv|gate|up)\\.kernel", ((None, "tensor"),)),',
+        '(r".*\\.(qkv|gate|up)\\.kernel", (("tensor", None),)),',
+        "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
+    ),
+    Mutation(
+        "parallel/rules.py",
+        "return NamedSharding(mesh, specs[name])",
+        "continue",
+        "parallel/test_parallel_rules.py::test_moments_and_averages_are_split_like_their_parameter",
+    ),
+    Mutation(
         "build.py",
         "            donate_argnums=0,\n",
         "",

@@ -224,7 +224,10 @@ class Train(Section):
 
 
 class Mesh(Section):
-    data: Annotated[int, NoBool] = _field(-1, "devices in data parallel; -1 = all")
+    data: Annotated[int, NoBool] = _field(-1, "devices that split the rows of a batch; -1 = all the others leave")
+    fsdp: Size = _field(1, "devices that split the rows, and hold a part of every large parameter and its moments")
+    tensor: Size = _field(1, "devices that split each product, by heads and hidden features; gpt and mlp")
+    context: Size = _field(1, "devices that split the tokens of a row; gpt")
 
 
 class Checkpoint(Section):

@@ -6,7 +6,7 @@ Both come from the run folder alone: the config, the sealed arrays, and the data
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from jaxtrain.data.schema import Schema
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.folder import RunFolder, find_run
 from jaxtrain.loop import Evaluation, evaluate
-from jaxtrain.parallel.mesh import replicated
 from jaxtrain.session import eval_batches
 from jaxtrain.targets import Make, maker
 
@@ -114,7 +113,8 @@ def load_model(run: str | Path, step: str | int = "best", *, model: Any = None) 
     sealed = _checkpoints(folder, config).get(step)
     schema = Schema.from_json(sealed.meta["schema"])
     module = ModuleDef(maker(config, schema, model))
-    return LoadedModel(module, _weights(folder, config, sealed, module), schema, sealed.step)
+    arrays = {"params": module.params, "model_state": module.model_state}
+    return LoadedModel(module, _weights(folder, config, sealed, arrays), schema, sealed.step)
 
 
 def evaluate_run(
@@ -146,7 +146,7 @@ def evaluate_run(
     sealed = _checkpoints(folder, job.config).get(step)
     if sealed.meta["data"] != job.dataset.fingerprint():
         raise ConfigError(f"the data of {folder.path} has changed since step {sealed.step} was saved; bring it back")
-    weights = _weights(folder, job.config, sealed, job.module, job.mesh)
+    weights = _weights(folder, job.config, sealed, job.abstract_state)
     return evaluate(job.eval_step, weights, eval_batches(job, split), job.metrics, keep_rows=True), sealed
 
 
@@ -159,22 +159,16 @@ def _evaluate_path(folder: RunFolder, path: str | Path, step: str | int, model: 
     for note in dataset.notes:  # what was left out of these figures
         log.warning("%s", note)
     job = build(config, model=model, loss=loss, dataset=dataset)
-    weights = _weights(folder, config, sealed, job.module, job.mesh)
+    weights = _weights(folder, config, sealed, job.abstract_state)
     return evaluate(job.eval_step, weights, eval_batches(job, "test"), job.metrics, keep_rows=True), sealed
 
 
-def _weights(
-    folder: RunFolder, config: RunConfig, sealed: Sealed, module: ModuleDef, mesh: Any = None
-) -> tuple[Any, Any]:
+def _weights(folder: RunFolder, config: RunConfig, sealed: Sealed, abstract: Mapping[str, Any]) -> tuple[Any, Any]:
     """(params, model_state) of a step, and nothing else of it; the averaged ones, where they were evaluated.
 
-    On all devices of `mesh`, or on one.
+    abstract: their shapes, types and shardings (none: one device).
     """
-    sharding = None if mesh is None else replicated(mesh)
-    arrays = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        {"params": dict(module.params), "model_state": dict(module.model_state)},
-    )
+    arrays: dict[str, Any] = {name: dict(abstract[name]) for name in ("params", "model_state")}
     store = _checkpoints(folder, config)
     if config.train.ema_decay:
         arrays = store.restore_part(sealed, {"ema": arrays})["ema"]

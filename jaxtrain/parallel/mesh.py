@@ -1,24 +1,62 @@
-"""The mesh of devices. So far one axis: `data`. The state is replicated, a batch is split along its rows."""
+"""The mesh of devices, and how a batch is laid over it.
+
+Axes, the slowest links first:
+data      rows are split, everything else is on each device
+fsdp      rows are split too, and every large parameter with its moments: each device holds a part (Rajbhandari et al.
+          2020, ZeRO-3), gathered where it is used
+tensor    products are split by columns, then by rows (Shoeybi et al. 2019)
+context   the tokens of a row are split; keys and values are gathered
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxtrain.config import schema
 from jaxtrain.config.errors import ConfigError
 
+AXES = ("data", "fsdp", "tensor", "context")
+ROWS = ("data", "fsdp")
+"""The axes that split the rows of a batch."""
 
-def make_mesh(data: int, devices: Sequence[Any]) -> Mesh:
-    """`data` devices (-1: all). Raises ConfigError when there are not as many."""
-    count = len(devices) if data == -1 else data
-    if count > len(devices):
+
+def make_mesh(config: schema.Mesh, devices: Sequence[Any]) -> Mesh:
+    """A mesh of these devices, `data: -1` as many as the other axes leave. Raises ConfigError with the numbers."""
+    there, others = len(devices), math.prod(getattr(config, axis) for axis in AXES[1:])
+    if others == 1:
+        count = there if config.data == -1 else config.data
+        if count > there:
+            raise ConfigError(f"mesh.data: {count} devices asked for, {there} are there; allowed: -1 or 1..{there}")
+    elif config.data == -1 and there % others:
+        fits = ", ".join(str(n) for n in range(1, there + 1) if there % n == 0)
         raise ConfigError(
-            f"mesh.data: {count} devices asked for, {len(devices)} are there; allowed: -1 or 1..{len(devices)}"
+            f"mesh: {words(config)}: {others} does not divide the {there} device{'s'[: there - 1]} there are; "
+            f"allowed: {fits}, or a number for mesh.data"
         )
-    return jax.make_mesh((count,), ("data",), axis_types=(AxisType.Auto,), devices=list(devices)[:count])
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    if config.data == -1:
+        sizes["data"] = there // others
+    total = math.prod(sizes.values())
+    if total > there:
+        raise ConfigError(f"mesh: {words(config)} = {total} devices asked for, {there} are there; allowed: 1..{there}")
+    types = (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=types, devices=list(devices)[:total])
+
+
+def words(mesh: schema.Mesh | Mesh) -> str:
+    """The axes that split something: "data 2 x fsdp 4"."""
+    sizes = dict(mesh.shape) if isinstance(mesh, Mesh) else {axis: getattr(mesh, axis) for axis in AXES}
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size not in (1, -1)) or "one device"
+
+
+def row_parts(mesh: Mesh) -> int:
+    """In how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -26,11 +64,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def over_rows(mesh: Mesh) -> NamedSharding:
-    """Rows (the first axis) split over the devices."""
-    return NamedSharding(mesh, PartitionSpec("data"))
-
-
 def batch_shardings(mesh: Mesh, batch: dict[str, Any]) -> dict[str, NamedSharding]:
-    """Arrays with rows are split, scalars are everywhere."""
-    return {name: over_rows(mesh) if getattr(x, "ndim", 0) else replicated(mesh) for name, x in batch.items()}
+    """Rows (the first axis) are split, with `context` the tokens (the second axis) too; scalars are everywhere."""
+
+    def spec(x: Any) -> PartitionSpec:
+        axes = (ROWS, "context") if mesh.shape["context"] > 1 else (ROWS,)
+        return PartitionSpec(*axes[: getattr(x, "ndim", 0)])
+
+    return {name: NamedSharding(mesh, spec(x)) for name, x in batch.items()}

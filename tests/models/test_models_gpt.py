@@ -116,7 +116,7 @@ def test_width_of_the_hidden_layer(width: int, activation: str, mlp_width: int |
     assert tuple(module.params["blocks.0.hidden.down.kernel"].shape) == (expected, width)
     inner = {n.split(".")[3]: tuple(p.shape) for n, p in module.params.items() if n.startswith("blocks.0.hidden.")}
     names = ("gate", "up") if activation == "swiglu" else ("up",)
-    assert inner == {name: (width, expected) for name in names} | {"down": (expected, width)}
+    assert inner == dict.fromkeys(names, (width, expected)) | {"down": (expected, width)}
 
 
 # ---------------------------------------------------------------- what a token sees

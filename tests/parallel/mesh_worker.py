@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxtrain.build import Job, build
-from jaxtrain.config import UserError, load
+from jaxtrain.config import UserError, load, schema
 from jaxtrain.core.state import weights_for_evaluation
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.loop import evaluate
@@ -113,13 +113,15 @@ def main() -> None:
             f"{devices}-{feed}": trained(devices, feed, own=feed == "resident")
             for devices, feed in ((1, "direct"), (2, "direct"), (8, "direct"), (8, "resident"))
         },
-        "all": make_mesh(-1, every).size,
-        "first": [d.id for d in make_mesh(2, every).devices.flat],
+        "all": make_mesh(schema.Mesh(), every).size,
+        "first": [d.id for d in make_mesh(schema.Mesh(data=2), every).devices.flat],
         "accumulated": trained(8, "direct", train__micro_batch_size=8, model__norm="none"),
         "accumulated_alone": trained(1, "direct", train__micro_batch_size=8, model__norm="none"),
         "shards_8": shards(8),
         "shards_1": shards(1),
-        "scalar": batch_shardings(make_mesh(8, every), {"epoch": np.int32(0)})["epoch"].is_fully_replicated,
+        "scalar": batch_shardings(make_mesh(schema.Mesh(data=8), every), {"epoch": np.int32(0)})[
+            "epoch"
+        ].is_fully_replicated,
         "errors": {
             "too_many": line(lambda: job_of(9, "direct")),
             "indivisible": line(lambda: job_of(8, "direct", train__global_batch_size=42)),

@@ -187,6 +187,9 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:checkpoint.keep_best": (3, {"checkpoint.keep_last": 1}),
     "run:guard.max_skips": (3, DIVERGES),
     "mesh.data": (2, {}),
+    "mesh.fsdp": (2, {}),
+    "mesh.tensor": (2, {}),
+    "mesh.context": (2, {}),
     "run:log.every": (3, {}),
     "run:log.tensorboard": (True, {}),
     "run:log.wrong_samples": (2, {}),
@@ -219,8 +222,12 @@ NEEDS["data", "pystdlib"] = {k: v for k, v in _GPT.items() if k not in ("data.ki
 REFUSALS = {
     "data.text.decode_errors": (0, r"windows\.txt: byte 0x92 at offset 5 is not utf-8"),
     "data.text.unknown": (0, r"test has characters that the training part lacks: 'q', 'x'"),
-    **({"mesh.data": (1, r"mesh\.data: 2 devices asked for, 1 are there")} if len(jax.devices()) == 1 else {}),
+    "mesh.context": (1, r"mesh\.context: 2 splits tokens, which model\.kind=mlp does not take"),
 }
+if len(jax.devices()) == 1:
+    REFUSALS["mesh.data"] = (1, r"mesh\.data: 2 devices asked for, 1 are there")
+    for axis in ("fsdp", "tensor"):
+        REFUSALS[f"mesh.{axis}"] = (1, rf"mesh: {axis} 2: 2 does not divide the 1 device there are; allowed: 1,")
 
 
 def _named(key: str) -> tuple[str, str | None, str]:

@@ -1,0 +1,109 @@
+"""A gpt on 8 simulated devices in every mesh, in a process of its own; prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtrain.build import Job, build
+from jaxtrain.config import UserError, load
+from jaxtrain.core.state import weights_for_evaluation
+from jaxtrain.loop import evaluate
+from jaxtrain.parallel import rules
+from jaxtrain.session import eval_batches
+from jaxtrain.words import model_summary
+
+STEPS = 20
+MESHES = {
+    "one": {"data": 1},
+    "data 8": {"data": 8},
+    "fsdp 8": {"fsdp": 8},
+    "data 2 x fsdp 4": {"fsdp": 4},
+    "data 2 x tensor 4": {"tensor": 4},
+    "data 2 x fsdp 2 x tensor 2": {"fsdp": 2, "tensor": 2},
+    "data 2 x context 4": {"context": 4},
+    "tensor 2 x context 2": {"data": 1, "tensor": 2, "context": 2},
+}
+
+
+def job_of(path: Path, mesh: dict[str, int], **changes: Any) -> Job:
+    tree = {
+        "name": "t",
+        "model": {"kind": "gpt", "layers": 2, "heads": 4, "kv_heads": 4, "width": 32},
+        "data": {"kind": "text", "path": str(path), "block_size": 16},
+        "train": {"duration": STEPS, "global_batch_size": 16, "ema_decay": 0.9},
+        "optimizer": {"kind": "adamw", "peak_lr": 3e-3},
+        "mesh": mesh,
+    }
+    return build(load(tree, [(key.replace("__", "."), value) for key, value in changes.items()]))
+
+
+def bytes_held(tree: Any) -> int:
+    """What the first device holds, from the arrays themselves."""
+    first = jax.devices()[0]
+    return sum(s.data.nbytes for x in jax.tree.leaves(tree) for s in x.addressable_shards if s.device == first)
+
+
+def trained(path: Path, mesh: dict[str, int], **changes: Any) -> dict[str, Any]:
+    job = job_of(path, mesh, **changes)
+    state, feeder = job.init(), job.feeder()
+    held, losses = bytes_held(state), []
+    for position in range(STEPS):
+        state, metrics = job.advance(state, feeder(position))
+        losses.append(float(metrics["loss"]))
+    figures = evaluate(job.eval_step, weights_for_evaluation(state), eval_batches(job, "validation"), job.metrics)
+    qkv = "blocks.1.attention.qkv.kernel"
+    return {
+        "losses": losses,
+        "eval": figures.figures["loss"],
+        "norm": float(sum(np.square(np.asarray(x, np.float64)).sum() for x in state["params"].values())),
+        "held": [held, bytes_held(state)],
+        "table": list(rules.state_bytes(job.abstract_state)),
+        "spec": {n: str(tuple(x.sharding.spec)) for n, x in job.abstract_state["params"].items()},
+        "moment": str(tuple(state["opt_state"][0].mu[qkv].sharding.spec)),
+        "average": str(tuple(state["ema"]["params"][qkv].sharding.spec)),
+        "executables": job.advance._cache_size(),  # type: ignore[attr-defined]
+        "names": sorted(name for name, size in job.mesh.shape.items() if size > 1),
+        "batch": str(tuple(job.put(job.host_batches()(0))["inputs"].sharding.spec)),
+    }
+
+
+def line(action: Any) -> str:
+    try:
+        action()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "words.txt"
+        rng = np.random.default_rng(0)
+        path.write_text(" ".join(rng.choice(["rain", "in", "spain", "stays", "mainly", "plain"], 3000)))
+        only = sys.argv[1:] or list(MESHES)
+        result: dict[str, Any] = {name: trained(path, MESHES[name]) for name in only}
+        if len(sys.argv) == 1:
+            result["direct"] = trained(path, MESHES["data 2 x context 4"], data__feed="direct")
+            result["accumulated"] = trained(path, MESHES["data 2 x fsdp 4"], train__micro_batch_size=8)
+            result["other seed"] = trained(path, MESHES["one"], train__seed=1)
+            result["summary"] = model_summary(job_of(path, MESHES["data 2 x fsdp 2 x tensor 2"]))
+            result["errors"] = {
+                "heads": line(lambda: job_of(path, {"tensor": 3, "data": 1})),
+                "groups": line(lambda: job_of(path, {"tensor": 4}, model__kv_heads=2)),
+                "context": line(lambda: job_of(path, {"context": 5, "data": 1})),
+                "devices": line(lambda: job_of(path, {"fsdp": 3})),
+                "many": line(lambda: job_of(path, {"data": 4, "fsdp": 4})),
+                "rows": line(lambda: job_of(path, {"fsdp": 8}, train__global_batch_size=12)),
+            }
+    print("RESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

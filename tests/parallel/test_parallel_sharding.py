@@ -1,0 +1,112 @@
+"""One gpt in every mesh of 8 simulated devices: one loss, parts of the promised size, one line for what cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("sharding_worker.py")
+MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4", "data 2 x tensor 4", "data 2 x fsdp 2 x tensor 2"]
+MESHES += ["data 2 x context 4", "tensor 2 x context 2"]
+SPLIT = [name for name in MESHES if "fsdp" in name or "tensor" in name]
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run([sys.executable, str(WORKER)], env=environment, capture_output=True, text=True, timeout=900)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, run.stderr[-3000:]
+    found: dict[str, Any] = json.loads(lines[0][7:])
+    return found
+
+
+@pytest.mark.parametrize("name", [*MESHES, "direct", "accumulated"])
+def test_every_mesh_trains_what_one_device_trains(name: str, result: dict[str, Any]) -> None:
+    one, other = result["one"], result[name]
+    assert len(other["losses"]) == 20
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert other["eval"] == pytest.approx(one["eval"], rel=1e-5)
+    assert other["norm"] == pytest.approx(one["norm"], rel=1e-5)
+    assert other["executables"] == 1
+    # The control: another seed is seen, and the network learns.
+    assert result["other seed"]["losses"] != pytest.approx(one["losses"], rel=1e-4)
+    assert one["losses"][-1] < 0.9 * one["losses"][0]
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_the_mesh_is_the_one_that_was_asked_for(name: str, result: dict[str, Any]) -> None:
+    assert result[name]["names"] == sorted(part.split()[0] for part in name.split(" x "))
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_device_holds_what_the_table_says(name: str, result: dict[str, Any]) -> None:
+    held, table, whole = result[name]["held"], result[name]["table"], result["one"]["held"][0]
+    assert held == [table[0], table[0]]  # at the start, and after 20 donated steps
+    assert table[1] == whole
+    parts = {"data": 1, "context": 1}
+    least = 1
+    for axis, size in (part.split() for part in name.split(" x ")):
+        least *= int(size) if axis not in parts else 1
+    # Norms, and what tensor parallelism leaves alone, stay whole: a little more than an equal part.
+    assert whole / least <= table[0] <= whole / least * (1.25 if least > 1 else 1.0)
+
+
+def test_columns_then_rows(result: dict[str, Any]) -> None:
+    spec = result["data 2 x tensor 4"]["spec"]
+    assert spec["blocks.0.attention.qkv.kernel"] == "(None, 'tensor')"
+    assert spec["blocks.0.attention.out.kernel"] == "('tensor',)"
+    assert spec["blocks.1.hidden.gate.kernel"] == spec["blocks.1.hidden.up.kernel"] == "(None, 'tensor')"
+    assert spec["blocks.1.hidden.down.kernel"] == "('tensor',)"
+    assert spec["norm.scale"] == "()"
+    both = result["data 2 x fsdp 2 x tensor 2"]
+    assert both["spec"]["blocks.1.attention.qkv.kernel"] == "('fsdp', 'tensor')"
+    assert both["moment"] == both["average"] == "('fsdp', 'tensor')"
+
+
+def test_rows_are_split_by_data_and_fsdp_and_tokens_by_context(result: dict[str, Any]) -> None:
+    assert result["data 2 x fsdp 4"]["batch"] == "(('data', 'fsdp'),)"
+    assert result["data 2 x context 4"]["batch"] == "(('data', 'fsdp'), 'context')"
+
+
+def test_the_summary_has_the_parts(result: dict[str, Any]) -> None:
+    text = result["summary"]
+    assert re.search(r"^blocks\.0\.attention\.qkv\.kernel +\[32, 96\] +fsdp, tensor +3,072$", text, re.MULTILINE)
+    assert re.search(r"^norm\.scale +\[32\] +whole +128$", text, re.MULTILINE)
+    one, whole = (x / 2**20 for x in result["data 2 x fsdp 2 x tensor 2"]["table"])
+    said = f"a device holds {one:,.2f} of the {whole:,.2f} MiB of parameters, moments and averages"
+    assert f" parameters; on data 2 x fsdp 2 x tensor 2 {said}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (
+            "heads",
+            "mesh.tensor: 3 does not divide model.heads=4 and model.kv_heads=4 and model.mlp_width=88; "
+            "allowed: 1, 2, 4",
+        ),
+        ("groups", "mesh.tensor: 4 does not divide model.kv_heads=2; allowed: 1, 2"),
+        ("context", "mesh.context: 5 does not divide data.block_size=16; allowed: 1, 2, 4, 8, 16"),
+        (
+            "devices",
+            "mesh: fsdp 3: 3 does not divide the 8 devices there are; allowed: 1, 2, 4, 8, or a number for mesh.data",
+        ),
+        ("many", "mesh: data 4 x fsdp 4 = 16 devices asked for, 8 are there; allowed: 1..8"),
+        (
+            "rows",
+            "train.global_batch_size: 12 rows cannot be split over 8 devices; "
+            "allowed: multiples of 8, such as 8 or 16 (or less of mesh.data, mesh.fsdp)",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_with_the_numbers(case: str, expected: str, result: dict[str, Any]) -> None:
+    assert result["errors"][case] == expected
