@@ -16,6 +16,7 @@ from jaxtrain.config import NeedsPerson, RunConfig
 from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
 from jaxtrain.data.order import sequential_rows
+from jaxtrain.hardware import compile_cache
 from jaxtrain.hooks.console import Console
 from jaxtrain.hooks.control import CheckSaves, EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
 from jaxtrain.hooks.folder import RunFolder, strict
@@ -62,8 +63,10 @@ class Session:
                 console.line(text)
             console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
             log_file.text(summary.table(job.module.params))
-            with console.phase("compiling"):
+            with console.phase("compiling" + self._last_time()):
+                begun_compiling = time.monotonic()
                 job.compile()
+                compile_cache.remember(self._program, time.monotonic() - begun_compiling)
                 self.state = job.init() if state is None else state
                 self._feeder = job.feeder()
             stop = signals.pending() or self._fit(hooks, saver, first)
@@ -85,6 +88,15 @@ class Session:
             signals.restore()
             log_file.close()
             console.shut()
+
+    @property
+    def _program(self) -> str:
+        """What decides how long compiling takes."""
+        return f"{config_digest(self.job.config)} {self.job.devices.kind} {self.job.mesh.size} jax {jax.__version__}"
+
+    def _last_time(self) -> str:
+        seconds = compile_cache.last_time(self._program)
+        return "" if seconds is None else f" (first time {seconds:.1f} s)"
 
     def release(self) -> None:
         """Delete what this session holds on the devices."""

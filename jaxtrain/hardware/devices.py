@@ -13,6 +13,7 @@ import psutil
 
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.core.precision import PRECISIONS, Precision
+from jaxtrain.hardware import compile_cache
 from jaxtrain.hardware.allocator import keep_buffers
 
 log = logging.getLogger("jaxtrain")
@@ -33,10 +34,11 @@ class Devices:
 
 
 def available() -> Devices:
-    """All devices of jax's default backend. This starts the backend; on CPU it sets the allocator.
+    """All devices of jax's default backend. Starts the backend and the compile cache, sets the allocator on CPU.
 
     Raises ConfigError when the backend does not start.
     """
+    compile_cache.use()
     try:
         devices = tuple(jax.devices())
     except Exception as error:  # jax raises RuntimeError, and AssertionError for a platform without a plugin
