@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import jaxtrain as jt
 from jaxtrain.build import Job, build
 from jaxtrain.config import UserError, load
 from jaxtrain.core.state import weights_for_evaluation
@@ -32,8 +33,8 @@ MESHES = {
 }
 
 
-def job_of(path: Path, mesh: dict[str, int], **changes: Any) -> Job:
-    tree = {
+def tree_of(path: Path, mesh: dict[str, int]) -> dict[str, Any]:
+    return {
         "name": "t",
         "model": {"kind": "gpt", "layers": 2, "heads": 4, "kv_heads": 4, "width": 32},
         "data": {"kind": "text", "path": str(path), "block_size": 16},
@@ -41,7 +42,10 @@ def job_of(path: Path, mesh: dict[str, int], **changes: Any) -> Job:
         "optimizer": {"kind": "adamw", "peak_lr": 3e-3},
         "mesh": mesh,
     }
-    return build(load(tree, [(key.replace("__", "."), value) for key, value in changes.items()]))
+
+
+def job_of(path: Path, mesh: dict[str, int], **changes: Any) -> Job:
+    return build(load(tree_of(path, mesh), [(key.replace("__", "."), value) for key, value in changes.items()]))
 
 
 def bytes_held(tree: Any) -> int:
@@ -74,6 +78,27 @@ def trained(path: Path, mesh: dict[str, int], **changes: Any) -> dict[str, Any]:
     }
 
 
+def resumed(path: Path, place: Path) -> dict[str, Any]:
+    """Losses of 20 steps: straight on one device; and 10 on one device, then 10 on two meshes of 8, 5 on each."""
+    keys = {"schedule.kind": "constant", "log.every": 1, "log.tensorboard": False, "checkpoint.keep_last": 5}
+
+    def losses(run: jt.Run) -> list[float]:
+        return [row["train/loss"] for row in run.metrics() if "train/loss" in row]
+
+    with jt.train(tree_of(path, {"data": 1}), run_dir=place / "straight", quiet=True, **keys) as run:
+        straight = losses(run)
+    jt.train(tree_of(path, {"data": 1}), run_dir=place / "moved", quiet=True, **keys, **{"train.duration": 10}).close()
+    to = {"train.duration": 15, "mesh.data": -1, "mesh.fsdp": 4}
+    jt.resume(place / "moved", quiet=True, **to).close()
+    to = {"train.duration": 20, "mesh.fsdp": 1, "mesh.tensor": 4}
+    with jt.resume(place / "moved", quiet=True, **to) as run:
+        assert run.state is not None
+        split = str(tuple(run.state["params"]["blocks.0.attention.qkv.kernel"].sharding.spec))
+        figures = jt.evaluate_run(place / "moved", "validation", step="last")[0].figures["loss"]
+        rows = [row["eval/loss"] for row in run.metrics() if "eval/loss" in row]
+        return {"straight": straight, "moved": losses(run), "split": split, "evaluated": [figures, rows[-1]]}
+
+
 def line(action: Any) -> str:
     try:
         action()
@@ -92,6 +117,7 @@ def main() -> None:
         if len(sys.argv) == 1:
             result["direct"] = trained(path, MESHES["data 2 x context 4"], data__feed="direct")
             result["accumulated"] = trained(path, MESHES["data 2 x fsdp 4"], train__micro_batch_size=8)
+            result["resumed"] = resumed(path, Path(place))
             result["other seed"] = trained(path, MESHES["one"], train__seed=1)
             result["summary"] = model_summary(job_of(path, MESHES["data 2 x fsdp 2 x tensor 2"]))
             result["errors"] = {

@@ -60,6 +60,14 @@ def test_a_device_holds_what_the_table_says(name: str, result: dict[str, Any]) -
     assert whole / least <= table[0] <= whole / least * (1.25 if least > 1 else 1.0)
 
 
+def test_a_run_goes_on_in_another_mesh(result: dict[str, Any]) -> None:
+    found = result["resumed"]
+    assert len(found["moved"]) == 20
+    assert found["moved"] == pytest.approx(found["straight"], rel=1e-5)
+    assert found["split"] == "(None, 'tensor')"
+    assert found["evaluated"][0] == pytest.approx(found["evaluated"][1], rel=1e-6)
+
+
 def test_columns_then_rows(result: dict[str, Any]) -> None:
     spec = result["data 2 x tensor 4"]["spec"]
     assert spec["blocks.0.attention.qkv.kernel"] == "(None, 'tensor')"
