@@ -59,6 +59,7 @@ class Job:
     """A run that has not begun.
 
     advance(state, fed) -> (state, metrics): jitted, the state is donated; `fed` is what the feeder gives.
+    advance_many(state, fed, count) -> the same after `count` steps, for rows on the device: a loop inside the program.
     eval_step(params, model_state, batch) -> mergeable metric state: jitted.
     init() -> State, on the devices, in its shardings.
     abstract_state: shapes, dtypes and shardings of the state. notes: lines that a user should see once.
@@ -78,6 +79,7 @@ class Job:
     abstract_state: State
     init: Callable[[], State]
     advance: Callable[..., Any]
+    advance_many: Callable[..., Any]
     eval_step: Callable[..., Any]
     notes: tuple[str, ...]
 
@@ -180,6 +182,8 @@ def build(
         notes.append(f"on every device in full, as no axis of the mesh divides them: {', '.join(whole)}")
     nbytes = sum(x.size * x.dtype.itemsize for x in dataset.resident_shapes("train").values())
     feed_kind = feed.choose(config.data.feed, nbytes, devices.memory, dataset.in_memory)
+    advance = _advance(spec, feed_kind, dataset, train, mesh)
+    _check_dispatch(config, feed_kind)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
     return Job(
         config=config,
@@ -196,7 +200,12 @@ def build(
         abstract_state=abstract,
         init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
         advance=jit(
-            _advance(spec, feed_kind, dataset, train, mesh),
+            advance,
+            donate_argnums=0,
+            out_shardings=(shardings, meshes.replicated(mesh)),
+        ),
+        advance_many=jit(
+            _advance_many(advance),
             donate_argnums=0,
             out_shardings=(shardings, meshes.replicated(mesh)),
         ),
@@ -221,6 +230,14 @@ def _advance(spec: StepSpec, feed_kind: str, dataset: Data, train: schema.Train,
         return train_step(state, fed)
 
     return advance
+
+
+def _advance_many(advance: Callable[..., Any]) -> Callable[..., Any]:
+    def advance_many(state: State, fed: dict[str, Any], count: jax.Array) -> Any:
+        metrics = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), jax.eval_shape(advance, state, fed)[1])
+        return jax.lax.fori_loop(0, count, lambda _, carry: advance(carry[0], fed), (state, metrics))
+
+    return advance_many
 
 
 def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...]) -> Callable[[], State]:
@@ -320,6 +337,15 @@ def _check_divisible(config: RunConfig, devices: int) -> None:
             f"{name}: {micro} rows cannot be split over {devices} devices; "
             f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} "
             f"(or {'mesh.data=1' if config.mesh.fsdp == 1 else 'less of mesh.data, mesh.fsdp'})"
+        )
+
+
+def _check_dispatch(config: RunConfig, feed_kind: str) -> None:
+    asked = config.train.steps_per_dispatch
+    if asked not in ("auto", 1) and feed_kind != "resident":
+        raise ConfigError(
+            f"train.steps_per_dispatch: {asked} needs rows on the device, and these come by data.feed={feed_kind}; "
+            "allowed: auto or 1, or data.feed=resident"
         )
 
 

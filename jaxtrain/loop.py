@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -63,8 +63,12 @@ class Hook:
     def start(self, step: int) -> None:
         """Before the first step of this process; `step` batches are consumed already."""
 
+    def border(self, step: int) -> int | None:
+        """The next step after `step` for which `after_step` must be called; None: any time will do."""
+
     def after_step(self, step: int) -> Action | None:
-        """After `step` was dispatched; must be cheap: its values are not there yet."""
+        """After `step` was dispatched; must be cheap: its values are not there yet. Several steps may have been
+        dispatched at once, but never over a border."""
 
     def on_metrics(self, step: int, figures: dict[str, float]) -> Action | None:
         """A row of training metrics, one step late (or at a border, on time)."""
@@ -86,6 +90,14 @@ class Hook:
         """Take back what `state_dict` gave."""
 
 
+class Many(Protocol):
+    """Up to `steps` steps in one dispatch: (state, fed, count) -> (state, metrics of the last of them)."""
+
+    steps: int
+
+    def __call__(self, state: State, fed: Any, count: int) -> tuple[State, dict[str, Any]]: ...
+
+
 def fetch(tree: Any) -> Any:
     """Device values as numpy copies. The only place where the loop and its hooks wait for the device."""
     return jax.tree.map(lambda x: np.array(x), jax.device_get(tree))
@@ -103,16 +115,24 @@ def fit(
     data_offset: int = 0,
     evaluate: Callable[[State], Evaluation],
     save: Callable[[int, State], None],
+    many: Many | None = None,
 ) -> tuple[State, Stop]:
-    """Run steps `start`..`stop`. At a border: evaluate, save, early stop, control, in this order."""
+    """Run steps `start`..`stop`. At a border: evaluate, save, early stop, control, in this order.
+
+    many: runs several steps in one dispatch, up to the next border.
+    """
     step, late, ending, ahead = start, None, Stop("done", f"{stop} steps"), 2
     flight: deque[Any] = deque()
     for hook in hooks:
         hook.start(start)
     with jax.transfer_guard_host_to_device("disallow"):
         while step < stop:
-            state, metrics = advance(state, feed(step + data_offset))
-            step += 1
+            count = 1 if many is None else min(many.steps, _border(hooks, step, stop, log_every) - step)
+            if many is None or count == 1:
+                state, metrics = advance(state, feed(step + data_offset))
+            else:
+                state, metrics = many(state, feed(step + data_offset), count)
+            step += count
             actions = _deliver(hooks, late)
             late = (step, metrics) if step % log_every == 0 or step in (1, stop) else None
             flight.append(metrics["loss"])
@@ -173,6 +193,12 @@ def evaluate(
         own, details = metrics.finalise(total)
         figures = {**own, **figures}
     return Evaluation(figures, details, _kept_rows(total, ids, metrics) if keep_rows else {})
+
+
+def _border(hooks: Sequence[Hook], step: int, stop: int, log_every: int) -> int:
+    """The next step after which something is due: a row of metrics, what a hook says, the end."""
+    borders = [b for hook in hooks if (b := hook.border(step)) is not None]
+    return min(1 if step == 0 else stop, stop, step - step % log_every + log_every, *borders)
 
 
 def _deliver(hooks: Sequence[Hook], late: tuple[int, dict[str, Any]] | None) -> list[Action]:

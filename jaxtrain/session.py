@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxtrain import dispatch
 from jaxtrain.build import Job, config_digest
 from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.checkpoint.files import write_json
@@ -40,6 +41,7 @@ class Session:
         self._rows = Jsonl(folder, job.steps.per_epoch, job.config.train.global_batch_size)
         self.state: State | None = None
         self._feeder: Any = None
+        self._many: dispatch.Many | None = None
         self._eval_batches: dict[str, list[Any]] = {}
 
     def run(self, sealed: Sealed | None = None, state: State | None = None) -> tuple[Stop, dict[str, Any]]:
@@ -69,6 +71,8 @@ class Session:
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
                 self.state = job.init() if state is None else state
                 self._feeder = job.feeder()
+            with console.phase("choosing the steps a dispatch", told=False):
+                self._many = self._choose(first)
             stop = signals.pending() or self._fit(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()
@@ -138,8 +142,22 @@ class Session:
             data_offset=int(state["data_offset"]),
             evaluate=evaluate_now,
             save=save,
+            many=self._many,
         )
         return stop
+
+    def _choose(self, first: int) -> dispatch.Many | None:
+        """The steps a dispatch: those of an earlier part of this run, or chosen now; kept in the run folder."""
+        job, known = self.job, self.folder.chosen()
+        steps = known.get("steps_per_dispatch") if job.config.train.steps_per_dispatch == "auto" else None
+        if steps is None or known.get("devices") != str(job.devices) or job.feed_kind != "resident":
+            choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)
+            steps = choice.steps
+            log.debug("steps a dispatch: %d (%s)", steps, choice.why)
+            write_json(
+                self.folder.chosen_file, {"steps_per_dispatch": steps, "why": choice.why, "devices": str(job.devices)}
+            )
+        return dispatch.Many(job, steps) if steps > 1 else None
 
     def evaluate(self, weights: tuple[Any, Any], split: str, keep_rows: bool = False) -> Evaluation:
         """Figures of a split."""

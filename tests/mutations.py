@@ -176,6 +176,18 @@ MUTATIONS = [
         "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
     ),
     Mutation(
+        "loop.py",
+        "min(many.steps, _border(hooks, step, stop, log_every) - step)",
+        "min(many.steps, stop - step)",
+        "run/test_run_dispatch.py::test_no_group_goes_over_a_border",
+    ),
+    Mutation(
+        "build.py",
+        "jax.lax.fori_loop(0, count,",
+        "jax.lax.fori_loop(0, 1,",
+        "run/test_run_dispatch.py::test_one_step_and_many_leave_the_same_run",
+    ),
+    Mutation(
         "parallel/rules.py",
         "return NamedSharding(mesh, specs[name])",
         "continue",

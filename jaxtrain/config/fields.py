@@ -29,6 +29,12 @@ def _as_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _auto_or_size(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError("allowed: auto, or a whole number from 1")
+
+
 def _as_yaml(value: Any) -> Any:
     """Own arguments hold what a file can hold, so that a dump loads back equal; tuples become lists."""
     if isinstance(value, Mapping):
@@ -47,6 +53,7 @@ Positive = Annotated[float, NoBool, Field(gt=0.0)]
 NonNegative = Annotated[float, NoBool, Field(ge=0.0)]
 Count = Annotated[int, NoBool, Field(ge=0)]
 Size = Annotated[int, NoBool, Field(ge=1)]
+AutoOrSize = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_size)]
 Seed = Annotated[int, NoBool, Field(ge=0, lt=2**32)]  # jax.random.key(2**32) is jax.random.key(0)
 Sizes = Annotated[tuple[Size, ...], ListOfOne]
 Yaml = BeforeValidator(_as_yaml)

@@ -18,7 +18,18 @@ from jaxtrain.config.data_kinds import Mnist as Mnist
 from jaxtrain.config.data_kinds import Pystdlib as Pystdlib
 from jaxtrain.config.data_kinds import Text as Text
 from jaxtrain.config.durations import Period, Seconds, StepDuration
-from jaxtrain.config.fields import Count, Dtype, Fraction, ListOfOne, NoBool, NonNegative, Positive, Seed, Size
+from jaxtrain.config.fields import (
+    AutoOrSize,
+    Count,
+    Dtype,
+    Fraction,
+    ListOfOne,
+    NoBool,
+    NonNegative,
+    Positive,
+    Seed,
+    Size,
+)
 from jaxtrain.config.fields import Section as Section
 from jaxtrain.config.fields import described as _field
 from jaxtrain.config.model_kinds import Cnn as Cnn
@@ -214,6 +225,9 @@ class Train(Section):
     global_batch_size: Size = _field(64, "rows of one update, over all devices and micro-batches")
     micro_batch_size: Size | None = _field(
         None, "rows of one forward pass over all devices; several are accumulated; none = the whole batch"
+    )
+    steps_per_dispatch: AutoOrSize = _field(
+        "auto", "steps that one dispatch may run over rows on the device; auto = measured, 1 where it changes a bit"
     )
     lanes: Size | None = _field(
         None, "parts of a forward pass that a CPU computes side by side; none = by the kind of model (gpt 2, others 1)"

@@ -47,6 +47,9 @@ class Evaluator(Hook):
     def __init__(self, every: int, last: int) -> None:
         self._every, self._last = every, last
 
+    def border(self, step: int) -> int | None:
+        return step - step % self._every + self._every if self._every else None
+
     def after_step(self, step: int) -> Action | None:
         due = step == self._last or (self._every > 0 and step % self._every == 0)
         return EvaluateNow if due else None
@@ -64,6 +67,9 @@ class Saver(Hook):
 
     def start(self, step: int) -> None:
         self._saved = time.monotonic()
+
+    def border(self, step: int) -> int | None:
+        return step - step % self._every + self._every if self._every else None
 
     def after_step(self, step: int) -> Action | None:
         due = step == self._last or (self._every > 0 and step % self._every == 0)

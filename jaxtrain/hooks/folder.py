@@ -1,7 +1,7 @@
 """The run folder: the one place that names its files (contract 14), finds runs, and truncates logs for a resume.
 
 config.yaml resolved.yaml env.json metrics.jsonl journal.jsonl events.* checkpoints/ samples/ report.html
-result.json run.log status.json
+result.json run.log status.json chosen.json
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.log = path / "run.log"
         self.status = path / "status.json"
+        self.chosen_file = path / "chosen.json"
 
     @property
     def id(self) -> str:
@@ -68,6 +69,10 @@ class RunFolder:
     def read_result(self) -> dict[str, Any]:
         """result.json, or nothing yet."""
         return read_json(self.result) if self.result.exists() else {}
+
+    def chosen(self) -> dict[str, Any]:
+        """chosen.json: what was chosen by measuring, or nothing yet."""
+        return read_json(self.chosen_file) if self.chosen_file.exists() else {}
 
     def note(self, event: str, **values: Any) -> None:
         """Add a line to the journal, on the disk before this returns (contract 9)."""

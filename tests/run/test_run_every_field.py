@@ -5,6 +5,7 @@ A field that changes nothing is deleted. The table below must name every field o
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.seed": (1, {}),
     "train.global_batch_size": (32, {}),
     "train.micro_batch_size": (16, {}),
+    "run:train.steps_per_dispatch": (3, {}),
     "train.lanes": (2, {}),
     "train.ema_decay": (0.9, {}),
     "run:train.time_budget": (1e-9, {}),
@@ -312,9 +314,10 @@ def _left_behind(config: Any, place: Path) -> list[Any]:
     try:
         with jt.train(config, quiet=True) as run:
             steps = sorted(p.name for p in (run.path / "checkpoints").glob("[0-9]*"))
+            chosen = json.loads((run.path / "chosen.json").read_text())["steps_per_dispatch"]
             names = sorted({p.name.split(".")[0] for p in run.path.iterdir()})
             result = {k: v for k, v in run.result.items() if k != "seconds"}
-            return [rows_without_time(run), steps, result, names, run.stop, run.path.parent.name]
+            return [rows_without_time(run), steps, result, names, chosen, run.stop, run.path.parent.name]
     finally:
         os.chdir(here)
 
