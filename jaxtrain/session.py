@@ -65,7 +65,7 @@ class Session:
                 console.line(text)
             console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
             log_file.text(summary.table(job.module.params))
-            with console.phase("compiling" + self._last_time()):
+            with console.phase("compiling", hint=self._first_time()):
                 begun_compiling = time.monotonic()
                 job.compile()
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
@@ -98,7 +98,7 @@ class Session:
         """What decides how long compiling takes."""
         return f"{config_digest(self.job.config)} {self.job.devices.kind} {self.job.mesh.size} jax {jax.__version__}"
 
-    def _last_time(self) -> str:
+    def _first_time(self) -> str:
         seconds = compile_cache.last_time(self._program)
         return "" if seconds is None else f" (first time {seconds:.1f} s)"
 

@@ -93,12 +93,12 @@ class Console(Hook):
         self._notice = text
 
     @contextlib.contextmanager
-    def phase(self, name: str, told: bool = True) -> Iterator[None]:
-        """`name ...` at once, and how long it took at the end; untold, it is seen only when it takes long."""
+    def phase(self, name: str, told: bool = True, hint: str = "") -> Iterator[None]:
+        """`name ...` and a hint at once, how long it took at the end; untold, it is seen only when it takes long."""
         begun = time.monotonic()
         self._phases.append((name, begun))
         if told and not self._screen.moving:
-            self.line(f"{name} ...")
+            self.line(f"{name} ...{hint}")
         try:
             yield
         finally:

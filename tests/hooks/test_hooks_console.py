@@ -102,9 +102,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Console]:
 
 
 def test_a_phase_is_told_at_once_and_with_its_time_at_the_end(opened: Console) -> None:
-    with opened.phase("compiling"):
-        assert text(opened.rich) == "compiling ...\n"
-    assert re.fullmatch(r"compiling \.\.\.\ncompiling: 0\.\d s\n", text(opened.rich))
+    with opened.phase("compiling", hint=" (first time 41.0 s)"):
+        assert text(opened.rich) == "compiling ... (first time 41.0 s)\n"
+    assert re.fullmatch(r"compiling \.\.\. \(first time 41\.0 s\)\ncompiling: 0\.\d s\n", text(opened.rich))
 
 
 def test_an_untold_phase_that_is_short_is_not_seen(opened: Console) -> None:
