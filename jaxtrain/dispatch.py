@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxtrain.build import Job
 from jaxtrain.core.state import State
+from jaxtrain.parallel import mesh as meshes
 
 SECONDS = 0.25
 """The most that one dispatch may take: a signal, a stop and the console are that late."""
@@ -27,6 +28,9 @@ SHORT = 5e-3
 WORTH = 3.0
 """Seconds of training below which a second compilation is not worth it."""
 GAIN = 0.95
+LARGE = 1 << 28
+"""Bytes of a state that is not copied for measuring: its step is not short."""
+SHORT_RUN = "the run is short"
 _TRIED, _TIMES = 16, 5
 
 
@@ -44,7 +48,8 @@ class Many:
     def __init__(self, job: Job, steps: int) -> None:
         self.steps = steps
         self._advance = job.advance_many
-        self._counts = [jax.device_put(np.int32(n)) for n in range(steps + 1)]
+        everywhere = meshes.replicated(job.mesh)
+        self._counts = [jax.device_put(np.int32(n), everywhere) for n in range(steps + 1)]
 
     def __call__(self, state: State, fed: Any, count: int) -> tuple[State, dict[str, Any]]:
         return self._advance(state, fed, self._counts[count])  # type: ignore[no-any-return]
@@ -59,12 +64,15 @@ def choose(job: Job, state: State, feeder: Callable[[int], Any], left: int) -> C
         return Choice(1, f"rows come from the host (data.feed {job.feed_kind})")
     if job.spec.unroll:
         return Choice(1, "convolutions are slow in a loop on this device")
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    if size > LARGE:
+        return Choice(1, f"a step over a state of {size / 2**20:,.0f} MiB is not short")
     fed = feeder(0)  # all rows, whatever the position
     single = _seconds(lambda s: _steps(job, s, fed, 4), state, 4)
     if single > SHORT:
         return Choice(1, f"a step takes {1e3 * single:.1f} ms, which its dispatch does not change")
     if left * single < WORTH:
-        return Choice(1, "the run is short")
+        return Choice(1, SHORT_RUN)
     many = Many(job, _TRIED)
     differing = _differing(_steps(job, _copy(state), fed, _TRIED), many(_copy(state), fed, _TRIED))
     if differing:

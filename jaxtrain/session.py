@@ -149,14 +149,14 @@ class Session:
     def _choose(self, first: int) -> dispatch.Many | None:
         """The steps a dispatch: those of an earlier part of this run, or chosen now; kept in the run folder."""
         job, known = self.job, self.folder.chosen()
-        steps = known.get("steps_per_dispatch") if job.config.train.steps_per_dispatch == "auto" else None
-        if steps is None or known.get("devices") != str(job.devices) or job.feed_kind != "resident":
+        here = {"devices": str(job.devices), "feed": job.feed_kind}
+        stands = known.get("why") != dispatch.SHORT_RUN and {name: known.get(name) for name in here} == here
+        steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
+        if steps is None:
             choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)
             steps = choice.steps
             log.debug("steps a dispatch: %d (%s)", steps, choice.why)
-            write_json(
-                self.folder.chosen_file, {"steps_per_dispatch": steps, "why": choice.why, "devices": str(job.devices)}
-            )
+            write_json(self.folder.chosen_file, {"steps_per_dispatch": steps, "why": choice.why, **here})
         return dispatch.Many(job, steps) if steps > 1 else None
 
     def evaluate(self, weights: tuple[Any, Any], split: str, keep_rows: bool = False) -> Evaluation:

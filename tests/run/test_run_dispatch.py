@@ -82,7 +82,8 @@ def test_a_resumed_run_is_the_same_and_keeps_its_choice(
     chosen = tmp_path / "stopped" / "chosen.json"
     assert json.loads(chosen.read_text())["steps_per_dispatch"] == 1
     assert groups == []
-    chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "steps_per_dispatch": 5}))
+    assert json.loads(chosen.read_text())["why"] == "the run is short"
+    chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "steps_per_dispatch": 5, "why": "measured"}))
     monkeypatch.setattr(dispatch, "choose", lambda *_: pytest.fail("measured again"))
     with straight, jt.resume(tmp_path / "stopped", quiet=True) as resumed:
         assert set(groups) <= {2, 3, 4, 5}
@@ -148,6 +149,23 @@ def test_a_short_run_and_a_long_step_stay_single(monkeypatch: pytest.MonkeyPatch
     choice = choice_of(monkeypatch)
     assert choice.steps == 1
     assert choice.why.startswith("a step takes ")
+
+
+def test_a_large_state_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "LARGE", 1000)
+    monkeypatch.setattr(dispatch, "_copy", lambda _: pytest.fail("copied"))
+    assert choice_of(monkeypatch).why == "a step over a state of 0 MiB is not short"
+
+
+def test_a_choice_made_for_a_short_run_or_other_devices_does_not_stand(tmp_path: Path) -> None:
+    trained(tmp_path / "run", "auto").close()
+    chosen = tmp_path / "run" / "chosen.json"
+    first = json.loads(chosen.read_text())
+    for change in ({"steps_per_dispatch": 5}, {"steps_per_dispatch": 5, "why": "measured", "devices": "8 x other"}):
+        chosen.write_text(json.dumps(first | change))
+        duration = json.loads((tmp_path / "run" / "result.json").read_text())["steps"]["planned"] + 5
+        jt.resume(tmp_path / "run", quiet=True, **{"train.duration": duration}).close()
+        assert json.loads(chosen.read_text()) == first
 
 
 def test_a_loop_that_rounds_otherwise_or_gains_nothing_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
