@@ -39,6 +39,7 @@ from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import rules
+from jaxtrain.parallel.gather import Gathered
 from jaxtrain.targets import Make, load_target, maker
 
 
@@ -143,10 +144,14 @@ def build(
     devices = available()
     dataset = make_dataset(config, source) if dataset is None else dataset
     notes = list(dataset.notes)
-    module = ModuleDef(maker(config, dataset.schema, model))
+    make = maker(config, dataset.schema, model)
+    module = ModuleDef(make)
     rules.check(config, module.params, dataset.schema.input_shape)
     mesh = meshes.make_mesh(config.mesh, devices.devices)
     _check_divisible(config, meshes.row_parts(mesh))
+    specs = rules.parameter_specs(config.model.kind, module.params, mesh)
+    if mesh.shape["fsdp"] > 1:
+        module = Gathered(make, specs, mesh)
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
     steps = _steps(config, dataset)
     precision = resolve_precision(config.precision, devices)
@@ -174,7 +179,6 @@ def build(
     sums = _check_runs(spec, dataset, train.global_batch_size)
     start = _initialiser(spec, model if isinstance(model, nnx.Module) else None, sums)
     abstract = jax.eval_shape(start)
-    specs = rules.parameter_specs(config.model.kind, module.params, mesh)
     shardings = rules.state_shardings(abstract, module.params, specs, mesh)
     abstract = jax.tree.map(lambda s, own: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=own), abstract, shardings)
     whole = rules.large_and_whole(abstract["params"], mesh)

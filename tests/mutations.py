@@ -171,8 +171,8 @@ MUTATIONS = [
     ),
     Mutation(
         "parallel/rules.py",
-        '(r".*\\.(qkv|gate|up)\\.kernel", ((None, "tensor"),)),',
-        '(r".*\\.(qkv|gate|up)\\.kernel", (("tensor", None),)),',
+        '(r".*\\.(qkv|gate|up)\\.kernel", (None, "tensor")),',
+        '(r".*\\.(qkv|gate|up)\\.kernel", ("tensor", None)),',
         "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
     ),
     Mutation(

@@ -21,21 +21,22 @@ from jaxtrain.models import MODELS
 Spec = tuple[str | None, ...]
 Params = Mapping[str, Any]
 
-TENSOR: dict[str, tuple[tuple[str, tuple[Spec, ...]], ...]] = {
+TENSOR: dict[str, tuple[tuple[str, Spec], ...]] = {
     "gpt": (
-        (r".*\.(qkv|gate|up)\.kernel", ((None, "tensor"),)),
-        (r".*\.(qkv|gate|up)\.bias", (("tensor",),)),
-        (r".*\.(out|down)\.kernel", (("tensor", None),)),
-        (r"token_embed\.embedding", (("tensor", None), (None, "tensor"))),
-        (r"head\.kernel", ((None, "tensor"), ("tensor", None))),
+        (r".*\.(qkv|gate|up)\.kernel", (None, "tensor")),
+        (r".*\.(qkv|gate|up)\.bias", ("tensor",)),
+        (r".*\.(out|down)\.kernel", ("tensor", None)),
+        # By vocabulary, where it divides. By width it would split what every block adds to, and be gathered in each.
+        (r"token_embed\.embedding", ("tensor", None)),
+        (r"head\.kernel", (None, "tensor")),
     ),
     "mlp": (
-        (r"layers\.\d*[02468]\.kernel", ((None, "tensor"),)),
-        (r"layers\.\d*[02468]\.bias", (("tensor",),)),
-        (r"layers\.\d*[13579]\.kernel", (("tensor", None),)),
+        (r"layers\.\d*[02468]\.kernel", (None, "tensor")),
+        (r"layers\.\d*[02468]\.bias", ("tensor",)),
+        (r"layers\.\d*[13579]\.kernel", ("tensor", None)),
     ),
 }
-"""Per kind of model: a pattern for whole names, and specs of which the first that divides the array is taken."""
+"""Per kind of model: a pattern for whole names, and the spec of the arrays that it divides."""
 
 SIZES: dict[str, Callable[[Any, Params], dict[str, int]]] = {
     "gpt": lambda c, params: {
@@ -87,10 +88,9 @@ def parameter_specs(kind: str, params: Params, mesh: Mesh) -> dict[str, Partitio
     specs = {}
     for name, array in params.items():
         spec: list[str | None] = [None] * len(array.shape)
-        for pattern, choices in rules:
-            if re.fullmatch(pattern, name):
-                spec = list(next((s for s in choices if _fits(s, array.shape, mesh)), spec))
-                break
+        for pattern, own in rules:
+            if re.fullmatch(pattern, name) and _fits(own, array.shape, mesh):
+                spec = list(own)
         parts = mesh.shape["fsdp"]
         if parts > 1 and math.prod(array.shape) >= SMALL:
             free = [i for i, size in enumerate(array.shape) if spec[i] is None and size % parts == 0]

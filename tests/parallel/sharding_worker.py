@@ -20,6 +20,9 @@ from jaxtrain.parallel import rules
 from jaxtrain.session import eval_batches
 from jaxtrain.words import model_summary
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from scaling import sent
+
 STEPS = 20
 MESHES = {
     "one": {"data": 1},
@@ -67,11 +70,13 @@ def trained(path: Path, mesh: dict[str, int], **changes: Any) -> dict[str, Any]:
         "losses": losses,
         "eval": figures.figures["loss"],
         "norm": float(sum(np.square(np.asarray(x, np.float64)).sum() for x in state["params"].values())),
+        "parameters": sum(x.nbytes for x in state["params"].values()),
         "held": [held, bytes_held(state)],
         "table": list(rules.state_bytes(job.abstract_state)),
         "spec": {n: str(tuple(x.sharding.spec)) for n, x in job.abstract_state["params"].items()},
         "moment": str(tuple(state["opt_state"][0].mu[qkv].sharding.spec)),
         "average": str(tuple(state["ema"]["params"][qkv].sharding.spec)),
+        "sent": sent(job.lower().compile().as_text()),
         "executables": job.advance._cache_size(),  # type: ignore[attr-defined]
         "names": sorted(name for name, size in job.mesh.shape.items() if size > 1),
         "batch": str(tuple(job.put(job.host_batches()(0))["inputs"].sharding.spec)),

@@ -43,10 +43,9 @@ def test_tensor_splits_columns_then_rows() -> None:
     assert split == columns | biases | rows | {"token_embed.embedding": P("tensor")}
 
 
-def test_an_embedding_whose_vocabulary_does_not_divide_is_split_by_width() -> None:
+def test_an_embedding_whose_vocabulary_does_not_divide_stays_whole() -> None:
     specs = rules.parameter_specs("gpt", params_of(GPT, outputs=65), mesh_of(tensor=2))
-    assert specs["token_embed.embedding"] == P(None, "tensor")
-    assert specs["head.kernel"] == P("tensor")
+    assert specs["token_embed.embedding"] == specs["head.kernel"] == P()
 
 
 def test_layers_of_an_mlp_alternate() -> None:

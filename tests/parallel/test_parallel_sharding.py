@@ -60,6 +60,17 @@ def test_a_device_holds_what_the_table_says(name: str, result: dict[str, Any]) -
     assert whole / least <= table[0] <= whole / least * (1.25 if least > 1 else 1.0)
 
 
+def test_parameters_are_sent_and_not_activations(result: dict[str, Any]) -> None:
+    parameters = result["one"]["parameters"]
+    for name in ("fsdp 8", "data 2 x fsdp 4"):
+        sent = result[name]["sent"]
+        assert 0.8 * parameters <= sent["all-gather"] <= parameters  # once each, small ones are whole
+        assert sent.keys() <= {"all-gather", "all-reduce", "reduce-scatter"}
+    assert "all-gather" not in result["data 8"]["sent"]
+    assert "all-gather" not in result["data 2 x tensor 4"]["sent"]
+    assert result["one"]["sent"] == {}
+
+
 def test_a_run_goes_on_in_another_mesh(result: dict[str, Any]) -> None:
     found = result["resumed"]
     assert len(found["moved"]) == 20
