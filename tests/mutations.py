@@ -135,8 +135,8 @@ MUTATIONS = [
     ),
     Mutation(
         "parallel/mesh.py",
-        'NamedSharding(mesh, PartitionSpec("data"))',
-        "NamedSharding(mesh, PartitionSpec())",
+        'PartitionSpec(*axes[: getattr(x, "ndim", 0)])',
+        "PartitionSpec()",
         "parallel/test_parallel_mesh.py::test_each_device_holds_its_share_of_the_rows_and_all_of_the_scalars",
     ),
     Mutation(
@@ -176,6 +176,12 @@ MUTATIONS = [
         "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
     ),
     Mutation(
+        "parallel/gather.py",
+        "jax.lax.with_sharding_constraint(x, whole)",
+        "x",
+        "parallel/test_parallel_sharding.py::test_parameters_are_sent_and_not_activations",
+    ),
+    Mutation(
         "loop.py",
         "min(many.steps, _border(hooks, step, stop, log_every) - step)",
         "min(many.steps, stop - step)",
@@ -195,8 +201,8 @@ MUTATIONS = [
     ),
     Mutation(
         "build.py",
-        "            donate_argnums=0,\n",
-        "",
+        "            advance,\n            donate_argnums=0,\n",
+        "            advance,\n",
         "run/test_run_ways.py::test_the_state_given_to_a_step_is_donated",
     ),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -25,6 +26,18 @@ def test_figures_are_not_older_than_their_rooms(path: Path) -> None:
     assert rooms_digest(entry["rooms"]) == entry["rooms_sha256"], (
         f"{', '.join(entry['rooms'])} changed since {path.name} was measured; run again: {entry['command']}"
     )
+
+
+def test_a_step_of_a_small_gpt_is_no_slower_than_pytorch_and_a_loop_by_hand() -> None:
+    """Recorded on a quiet machine; nothing is timed here."""
+    runs = json.loads((BENCHMARKS / "raw" / "gpt_speed.json").read_text())["raw"]["runs"]
+    steps = {arm: [run["step"] for run in own] for arm, own in runs.items()}
+    assert {len(own) for own in steps.values()} == {5}
+    ratio = {arm: median(a / b for a, b in zip(steps["jaxtrain"], own, strict=True)) for arm, own in steps.items()}
+    assert ratio["torch"] <= 1.0
+    assert ratio["hand"] <= 1.02
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    assert f"takes {ratio['torch']:.2f} of the time that PyTorch takes, and {ratio['hand']:.2f} of a hand" in readme
 
 
 def test_digits_accuracy_holds_on_every_seed() -> None:
