@@ -171,7 +171,7 @@ def build(
         micro_batches=train.global_batch_size // (train.micro_batch_size or train.global_batch_size),
         unroll=convolutional and devices.platform == "cpu",
         lanes=_lanes(config, module, devices, mesh.size),
-        branch=devices.platform == "cpu",
+        branch=devices.platform == "cpu" and mesh.size == 1,
         clip_norm=config.optimizer.clip_norm,
         ema_decay=train.ema_decay,
         log_every=steps.log_every,
@@ -226,10 +226,13 @@ def config_digest(config: RunConfig) -> str:
 def _advance(spec: StepSpec, feed_kind: str, dataset: Data, train: schema.Train, mesh: Any) -> Callable[..., Any]:
     train_step = make_train_step(spec)
 
+    def draw(rows: dict[str, Any], position: jax.Array) -> dict[str, Any]:
+        return feed.gather(dataset, rows, position, train.seed, train.global_batch_size)
+
     def advance(state: State, fed: dict[str, Any]) -> Any:
         if feed_kind == "resident":
             position = state["step"] + state["data_offset"]
-            fed = feed.gather(dataset, fed, position, train.seed, train.global_batch_size)
+            fed = meshes.everywhere(mesh, draw)(fed, position)
             fed = jax.lax.with_sharding_constraint(fed, meshes.batch_shardings(mesh, fed))
         return train_step(state, fed)
 

@@ -11,7 +11,7 @@ context   the tokens of a row are split; keys and values are gathered
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +62,18 @@ def row_parts(mesh: Mesh) -> int:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same array on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def everywhere(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` inside jit, computed in full by every device for itself.
+
+    Left to the compiler, the loop that orders rows would be split, and wait for the others in each turn; on XLA:CPU
+    such a wait and one outside the loop can wait for each other for ever.
+    """
+    if mesh.size == 1:
+        return function
+    whole = PartitionSpec()
+    return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 
 
 def batch_shardings(mesh: Mesh, batch: dict[str, Any]) -> dict[str, NamedSharding]:
