@@ -189,6 +189,7 @@ def build(
     advance = _advance(spec, feed_kind, dataset, train, mesh)
     _check_dispatch(config, feed_kind)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
+    stepping = functools.partial(jit, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
     return Job(
         config=config,
         dataset=dataset,
@@ -203,16 +204,8 @@ def build(
         mode=_mode(config, metrics),
         abstract_state=abstract,
         init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
-        advance=jit(
-            advance,
-            donate_argnums=0,
-            out_shardings=(shardings, meshes.replicated(mesh)),
-        ),
-        advance_many=jit(
-            _advance_many(advance),
-            donate_argnums=0,
-            out_shardings=(shardings, meshes.replicated(mesh)),
-        ),
+        advance=stepping(advance),
+        advance_many=stepping(_advance_many(advance)),
         eval_step=jit(make_eval_step(spec, objective, metrics), out_shardings=meshes.replicated(mesh)),
         notes=tuple(notes),
     )

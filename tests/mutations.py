@@ -176,12 +176,6 @@ MUTATIONS = [
         "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
     ),
     Mutation(
-        "parallel/gather.py",
-        "jax.lax.with_sharding_constraint(x, whole)",
-        "x",
-        "parallel/test_parallel_sharding.py::test_parameters_are_sent_and_not_activations",
-    ),
-    Mutation(
         "loop.py",
         "min(many.steps, _border(hooks, step, stop, log_every) - step)",
         "min(many.steps, stop - step)",
@@ -201,8 +195,8 @@ MUTATIONS = [
     ),
     Mutation(
         "build.py",
-        "            advance,\n            donate_argnums=0,\n",
-        "            advance,\n",
+        "partial(jit, donate_argnums=0, ",
+        "partial(jit, ",
         "run/test_run_ways.py::test_the_state_given_to_a_step_is_donated",
     ),
     Mutation(
@@ -321,8 +315,8 @@ MUTATIONS = [
     ),
     Mutation(
         "models/gpt.py",
-        "is_causal=True",
-        "is_causal=False",
+        "jnp.arange(length)[None, :] <= places[:, None]",
+        "jnp.arange(length)[None, :] <= places[:, None] + 1",
         "models/test_models_gpt.py::test_a_changed_token_changes_no_output_before_it_and_every_one_from_it_on",
     ),
     Mutation(

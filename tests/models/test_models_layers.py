@@ -483,7 +483,7 @@ def test_remat_changes_no_loss_no_gradient_and_no_statistics(remat: str, remats:
 PRODUCTS = {
     "cnn": ("conv_general_dilated", 2),
     "resnet": ("conv_general_dilated", 8),
-    "gpt": ("dot_general", 2 * 5),  # of two blocks all but the last: no gradient needs what it gives
+    "gpt": ("dot_general", 2 * 6),  # of two blocks all but the last: no gradient needs what it gives
     "tcn": ("conv_general_dilated", 4),
 }
 

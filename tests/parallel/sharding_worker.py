@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 import jaxtrain as jt
 from jaxtrain.build import Job, build
 from jaxtrain.config import UserError, load
+from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.state import weights_for_evaluation
 from jaxtrain.loop import evaluate
 from jaxtrain.parallel import rules
@@ -21,6 +23,7 @@ from jaxtrain.session import eval_batches
 from jaxtrain.words import model_summary
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import scaling
 from scaling import sent
 
 STEPS = 20
@@ -122,6 +125,10 @@ def main() -> None:
         if len(sys.argv) == 1:
             result["direct"] = trained(path, MESHES["data 2 x context 4"], data__feed="direct")
             result["accumulated"] = trained(path, MESHES["data 2 x fsdp 4"], train__micro_batch_size=8)
+            wide = {"data": 2, "fsdp": 4}
+            result["wide"] = sent(scaling.job_of(path, wide).lower().compile().as_text())
+            with mock.patch("jaxtrain.build.Gathered", lambda make, *_: ModuleDef(make)):
+                result["left alone"] = sent(scaling.job_of(path, wide).lower().compile().as_text())
             result["resumed"] = resumed(path, Path(place))
             result["other seed"] = trained(path, MESHES["one"], train__seed=1)
             result["summary"] = model_summary(job_of(path, MESHES["data 2 x fsdp 2 x tensor 2"]))

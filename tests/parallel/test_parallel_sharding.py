@@ -69,6 +69,10 @@ def test_parameters_are_sent_and_not_activations(result: dict[str, Any]) -> None
     assert "all-gather" not in result["data 8"]["sent"]
     assert "all-gather" not in result["data 2 x tensor 4"]["sent"]
     assert result["one"]["sent"] == {}
+    # The control: left to the compiler, a network of usual width sends its activations.
+    assert result["left alone"]["all-gather"] > 5 * result["wide"]["all-gather"]
+    assert "all-to-all" in result["left alone"]
+    assert "all-to-all" not in result["wide"]
 
 
 def test_a_run_goes_on_in_another_mesh(result: dict[str, Any]) -> None:
