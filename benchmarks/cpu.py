@@ -34,7 +34,13 @@ from jaxtrain.models import gpt
 from jaxtrain.models.layers import Dense
 
 ROUNDS, STEPS, PROCESSES = 15, 8, 5
-NANOGPT = {"model.positions": "learned", "model.norm": "layer", "model.activation": "gelu", "data.path": os.__file__}
+NANOGPT = {
+    "model.positions": "learned",
+    "model.norm": "layer",
+    "model.activation": "gelu",
+    "data.path": os.__file__,
+    "data.tokenizer": "byte",
+}
 NANOGPT["log.every"] = 10**6
 RESNET = {"name": "cifar-form", "model.kind": "resnet", "model.depth": 8, "train.global_batch_size": 64}
 

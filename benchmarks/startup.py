@@ -21,7 +21,7 @@ from record import record
 
 ROUNDS = 5
 CONFIGS = {
-    "gpt": {"config": "shakespeare", "data.path": os.__file__},
+    "gpt": {"config": "shakespeare", "data.path": os.__file__, "data.tokenizer": "byte"},
     "resnet-20": {"config": "images", "model.depth": 20, "data.path": "{pictures}"},
 }
 FIRST_STEP = """
