@@ -48,10 +48,12 @@ class Many:
     def __init__(self, job: Job, steps: int) -> None:
         self.steps = steps
         self._advance = job.advance_many
-        everywhere = meshes.replicated(job.mesh)
-        self._counts = [jax.device_put(np.int32(n), everywhere) for n in range(steps + 1)]
+        self._everywhere = meshes.replicated(job.mesh)
+        self._counts: dict[int, jax.Array] = {}
 
     def __call__(self, state: State, fed: Any, count: int) -> tuple[State, dict[str, Any]]:
+        if count not in self._counts:  # a few lengths come again and again, whatever `steps` is
+            self._counts[count] = jax.device_put(np.int32(count), self._everywhere)
         return self._advance(state, fed, self._counts[count])  # type: ignore[no-any-return]
 
 

@@ -49,7 +49,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("steps", [50, 3])
+@pytest.mark.parametrize("steps", [50, 3, 10**9])
 def test_one_step_and_many_leave_the_same_run(steps: int, groups: list[int], tmp_path: Path) -> None:
     one = trained(tmp_path / "one", 1)
     assert groups == []
