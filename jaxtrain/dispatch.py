@@ -30,7 +30,7 @@ WORTH = 3.0
 GAIN = 0.95
 LARGE = 1 << 28
 """Bytes of a state that is not copied for measuring: its step is not short."""
-SHORT_RUN = "the run is short"
+SHORT_RUN, ASKED = "the run is short", "asked for"
 _TRIED, _TIMES = 16, 5
 
 
@@ -61,7 +61,7 @@ def choose(job: Job, state: State, feeder: Callable[[int], Any], left: int) -> C
     """What `train.steps_per_dispatch` says; `auto` measures. left: steps to go. `state` is only read."""
     asked = job.config.train.steps_per_dispatch
     if asked != "auto":
-        return Choice(int(asked), "asked for")
+        return Choice(int(asked), ASKED)
     if job.feed_kind != "resident":
         return Choice(1, f"rows come from the host (data.feed {job.feed_kind})")
     if job.spec.unroll:

@@ -150,7 +150,10 @@ class Session:
         """The steps a dispatch: those of an earlier part of this run, or chosen now; kept in the run folder."""
         job, known = self.job, self.folder.chosen()
         here = {"devices": str(job.devices), "feed": job.feed_kind}
-        stands = known.get("why") != dispatch.SHORT_RUN and {name: known.get(name) for name in here} == here
+        stands = (
+            known.get("why") not in (dispatch.SHORT_RUN, dispatch.ASKED)
+            and {name: known.get(name) for name in here} == here
+        )
         steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
         if steps is None:
             choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)

@@ -161,7 +161,12 @@ def test_a_choice_made_for_a_short_run_or_other_devices_does_not_stand(tmp_path:
     trained(tmp_path / "run", "auto").close()
     chosen = tmp_path / "run" / "chosen.json"
     first = json.loads(chosen.read_text())
-    for change in ({"steps_per_dispatch": 5}, {"steps_per_dispatch": 5, "why": "measured", "devices": "8 x other"}):
+    five = {"steps_per_dispatch": 5}
+    for change in (
+        five,
+        five | {"why": "asked for"},
+        {"steps_per_dispatch": 5, "why": "measured", "devices": "8 x other"},
+    ):
         chosen.write_text(json.dumps(first | change))
         duration = json.loads((tmp_path / "run" / "result.json").read_text())["steps"]["planned"] + 5
         jt.resume(tmp_path / "run", quiet=True, **{"train.duration": duration}).close()
