@@ -41,17 +41,15 @@ TINY = {
 }
 TITLES = {"gpt": "gpt-124M, {} rows of 1,024 tokens", "resnet50": "resnet-50, {} pictures of 224x224x3"}
 PEAKS = {
-    "H200 NVL": 835,
     "H200": 989,
     "H100 80GB HBM3": 989,  # the SXM form, as the driver calls it
     "A100": 312,
     "L40S": 362,
     "L4": 121,
     "RTX 4090": 165,
-    "V100": 125,  # fp16: this card has no bf16 units
 }
 """Dense bf16 TFLOP/s with fp32 sums (half of what is stated for sparse matrices), from NVIDIA's data sheets of H200,
-H100, A100, L40S, L4, V100, and for the RTX 4090 its Ada whitepaper. The first name found in the card's counts."""
+H100, A100, L40S, L4, and for the RTX 4090 its Ada whitepaper. The first name found in the card's counts."""
 ROOMS = ["core", "loop.py", "dispatch.py", "session.py", "models", "hardware", "data/feed.py", "data/order.py"]
 ROOMS += ["hooks/writers.py", "hooks/control.py", "hooks/console.py"]
 
