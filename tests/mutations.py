@@ -176,6 +176,12 @@ MUTATIONS = [
         "parallel/test_parallel_rules.py::test_tensor_splits_columns_then_rows",
     ),
     Mutation(
+        "session.py",
+        "[CheckSaves(self.store.poll), self._rows,",
+        "[self._rows,",
+        "run/test_run_ways.py::test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save",
+    ),
+    Mutation(
         "loop.py",
         "min(many.steps, _border(hooks, step, stop, log_every) - step)",
         "min(many.steps, stop - step)",

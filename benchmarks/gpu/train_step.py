@@ -40,7 +40,8 @@ TINY = {
     "resnet50": Workload({"kind": "resnet", "depth": 50, "width": 8}, (32, 32, 3), 4, 5, timed=2),
 }
 TITLES = {"gpt": "gpt-124M, {} rows of 1,024 tokens", "resnet50": "resnet-50, {} pictures of 224x224x3"}
-PEAKS = {
+PEAKS: dict[str, int | None] = {
+    "H200 NVL": None,  # its peak is another one
     "H200": 989,
     "H100 80GB HBM3": 989,  # the SXM form, as the driver calls it
     "A100": 312,
@@ -49,7 +50,8 @@ PEAKS = {
     "RTX 4090": 165,
 }
 """Dense bf16 TFLOP/s with fp32 sums (half of what is stated for sparse matrices), from NVIDIA's data sheets of H200,
-H100, A100, L40S, L4, and for the RTX 4090 its Ada whitepaper. The first name found in the card's counts."""
+H100, A100, L40S, L4, and for the RTX 4090 its Ada whitepaper. The first name found in the card's counts; without a
+number there is no MFU."""
 ROOMS = ["core", "loop.py", "dispatch.py", "session.py", "models", "hardware", "data/feed.py", "data/order.py"]
 ROOMS += ["hooks/writers.py", "hooks/control.py", "hooks/console.py"]
 
