@@ -1,7 +1,7 @@
 """The memory allocator of the C library, told to keep large buffers: XLA:CPU asks for the same ones at every step.
 
 glibc gives a freed buffer of more than 32 MB back to the system and has it zeroed page by page when it comes again;
-`benchmarks/gpt_speed.py` measures what that costs. Memory that was used once stays with the process.
+`benchmarks/cpu.py` measures what that costs. Memory that was used once stays with the process.
 """
 
 from __future__ import annotations
