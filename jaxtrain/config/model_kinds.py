@@ -69,6 +69,9 @@ class Gpt(Section):
     dropout: Fraction = _field(0.0, "share of embeddings and of each branch's output that is dropped in training")
     init_sd: Positive = _field(0.02, "sd of the initial weights; of the last layer of a branch / sqrt(2 x layers)")
     remat: _Remat = _field("none", _REMAT)
+    scan_layers: bool = _field(
+        False, "blocks share one array for each parameter and run in a loop: compiles in the same time at any depth"
+    )
 
 
 class Tcn(_Network):

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.config import schema
-from jaxtrain.models.layers import Dense, call_block
+from jaxtrain.models.layers import Dense, Stack, call_block
 
 ROTARY_BASE = 10_000.0
-Cache = list[tuple[jax.Array, jax.Array]]
-"""Keys and values of each block, [B, block_size, kv_heads, head width] each."""
+Cache = list[tuple[jax.Array, jax.Array]] | tuple[jax.Array, jax.Array]
+"""Keys and values of each block, [B, block_size, kv_heads, head width] each; of a stack with a first axis of blocks."""
 
 
 def _norm(config: schema.Gpt, rngs: nnx.Rngs) -> nnx.Module:
@@ -148,13 +148,19 @@ class Gpt(nnx.Module):
         learned = config.positions == "learned"
         self.position_embed = nnx.Embed(shape[0], config.width, embedding_init=init, rngs=rngs) if learned else None
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
-        self.blocks = nnx.List(Block(config, rngs=rngs) for _ in range(config.layers))
+        self.blocks: Any
+        if config.scan_layers:
+            self.blocks = Stack(lambda rngs: Block(config, rngs=rngs), config.layers, rngs=rngs)
+        else:
+            self.blocks = nnx.List(Block(config, rngs=rngs) for _ in range(config.layers))
         self.norm = _norm(config, rngs)
         self.head = None if config.tie_embeddings else _dense(config, config.width, outputs, rngs)
         self.remat = config.remat
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = self.dropout(self._embed(tokens, jnp.arange(tokens.shape[1])))
+        if isinstance(self.blocks, Stack):
+            return self._logits(self.blocks(x, self.remat))
         for block in self.blocks:
             x = call_block(block, x, None, self.remat)
         return self._logits(x)
@@ -162,6 +168,9 @@ class Gpt(nnx.Module):
     def empty_cache(self, rows: int, dtype: Any = jnp.float32) -> Cache:
         """A cache for `rows` sequences of up to block_size tokens."""
         shape = (rows, self.block_size, self.kv_heads, self.head_size)
+        if isinstance(self.blocks, Stack):
+            shape = (self.blocks.count, *shape)
+            return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
         return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in self.blocks]
 
     def decode(self, tokens: jax.Array, cache: Cache, at: jax.Array) -> tuple[jax.Array, Cache]:
@@ -170,7 +179,10 @@ class Gpt(nnx.Module):
         Gives (logits [B, S, vocabulary], the cache with these tokens): what `__call__` gives for those places.
         """
         x = self._embed(tokens, at + jnp.arange(tokens.shape[1]))
-        out: Cache = []
+        if isinstance(self.blocks, Stack):
+            x, kept = self.blocks.decode(x, cache, at)
+            return self._logits(x), kept
+        out = []
         for block, kept in zip(self.blocks, cache, strict=True):
             x, kept = block.decode(x, kept, at)
             out.append(kept)

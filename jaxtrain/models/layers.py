@@ -1,4 +1,5 @@
-"""Parts that models share: initialisers, activations, normalisation by name, masked BatchNorm, rematerialisation."""
+"""Parts that models share: initialisers, activations, normalisation by name, masked BatchNorm, rematerialisation,
+equal blocks in one stack."""
 
 from __future__ import annotations
 
@@ -113,3 +114,37 @@ def call_block(block: Any, x: jax.Array, mask: jax.Array | None, remat: str) -> 
         return block(x, mask)
     run = nnx.remat(lambda block, x, mask: block(x, mask), policy=_POLICIES[remat])
     return run(block, x, mask)
+
+
+Layer = Callable[[jax.Array, Any], jax.Array]
+"""(x, the arrays of one block) -> x."""
+
+
+def one_after_another(layer: Layer, x: jax.Array, arrays: Any) -> jax.Array:
+    """All blocks of a stack in a loop: the program holds one, whatever the depth."""
+    return jax.lax.scan(lambda x, own: (layer(x, own), None), x, arrays)[0]
+
+
+class Stack(nnx.Module):
+    """`count` equal blocks, each array of theirs in one with the blocks along the first axis.
+
+    run: how x goes through them; who shares the blocks out over devices puts another function there.
+    """
+
+    def __init__(self, make: Callable[[nnx.Rngs], nnx.Module], count: int, *, rngs: nnx.Rngs) -> None:
+        self.count = count
+        self.stacked = nnx.vmap(make)(rngs.fork(split=count))
+        self.run = one_after_another
+
+    def __call__(self, x: jax.Array, remat: str) -> jax.Array:
+        graph, arrays = nnx.split(self.stacked)
+        return self.run(lambda x, own: call_block(nnx.merge(graph, own), x, None, remat), x, arrays)
+
+    def decode(self, x: jax.Array, cache: Any, at: jax.Array) -> tuple[jax.Array, Any]:
+        """Each block's `decode` in turn; the caches lie along the first axis too."""
+        graph, arrays = nnx.split(self.stacked)
+
+        def one(x: jax.Array, own: Any) -> Any:
+            return nnx.merge(graph, own[0]).decode(x, own[1], at)
+
+        return jax.lax.scan(one, x, (arrays, cache))  # type: ignore[return-value]
