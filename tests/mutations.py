@@ -98,6 +98,24 @@ MUTATIONS = [
         "core/test_core_optimizer.py",
     ),
     Mutation(
+        "core/moments.py",
+        "jnp.maximum(codes, 1.0)",
+        "codes",
+        "core/test_core_moments.py::test_a_second_moment_above_zero_is_never_read_as_zero",
+    ),
+    Mutation(
+        "core/moments.py",
+        "and not whole(name)",
+        "",
+        "core/test_core_moments.py::test_a_state_weighs_what_the_types_say",
+    ),
+    Mutation(
+        "core/moments.py",
+        "min(long, key=lambda i: (shape[i], -i))",
+        "max(long, key=lambda i: (shape[i], -i))",
+        "parallel/test_parallel_moments.py::test_moments_in_8_bits_are_not_sent",
+    ),
+    Mutation(
         "core/precision.py",
         "jnp.maximum(scale / 2, MIN_SCALE)",
         "scale",

@@ -71,7 +71,7 @@ Initialiser = Literal[
 ]
 Activation = Literal["relu", "gelu", "silu", "tanh"]
 Norm = Literal["batch", "group", "layer", "none"]
-Dtype = Literal["float32", "bfloat16"]
+MomentDtype = Literal["float32", "bfloat16", "int8"]
 
 
 def described(default: Any, description: str, **checks: Any) -> Any:

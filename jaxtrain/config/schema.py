@@ -21,9 +21,9 @@ from jaxtrain.config.durations import Period, Seconds, StepDuration
 from jaxtrain.config.fields import (
     AutoOrSize,
     Count,
-    Dtype,
     Fraction,
     ListOfOne,
+    MomentDtype,
     NoBool,
     NonNegative,
     Positive,
@@ -106,7 +106,7 @@ class Momentum(Sgd):
     kind: Literal["momentum"] = "momentum"  # type: ignore[assignment]
     momentum: Fraction = _field(0.9, "decay of the running sum of gradients")
     nesterov: bool = _field(False, "look ahead by one step (Nesterov)")
-    moment_dtype: Dtype = _field("float32", "type in which the running sum is kept")
+    moment_dtype: MomentDtype = _field("float32", "type in which the running sum is kept; int8: in blocks of 8 bits")
 
 
 class Adam(_Optimizer):
@@ -114,7 +114,7 @@ class Adam(_Optimizer):
     b1: Fraction = _field(0.9, "decay of the first moment")
     b2: Fraction = _field(0.999, "decay of the second moment")
     eps: Positive = _field(1e-8, "added to the root of the second moment")
-    moment_dtype: Dtype = _field("float32", "type in which the first moment is kept")
+    moment_dtype: MomentDtype = _field("float32", "type of the moments; bfloat16: of the first only; int8: in blocks")
 
 
 class Adamw(_Decay):
@@ -123,7 +123,7 @@ class Adamw(_Decay):
     b1: Fraction = _field(0.9, "decay of the first moment")
     b2: Fraction = _field(0.999, "decay of the second moment")
     eps: Positive = _field(1e-8, "added to the root of the second moment")
-    moment_dtype: Dtype = _field("float32", "type in which the first moment is kept")
+    moment_dtype: MomentDtype = _field("float32", "type of the moments; bfloat16: of the first only; int8: in blocks")
 
 
 class Lion(_Decay):
@@ -131,7 +131,7 @@ class Lion(_Decay):
     peak_lr: Positive = _field(1e-4, "the highest learning rate of the schedule (a tenth of adamw's)")
     b1: Fraction = _field(0.9, "mixing of gradient and moment in the update")
     b2: Fraction = _field(0.99, "decay of the moment")
-    moment_dtype: Dtype = _field("float32", "type in which the moment is kept")
+    moment_dtype: MomentDtype = _field("float32", "type in which the moment is kept; int8: in blocks of 8 bits")
 
 
 class Muon(_Decay):
@@ -142,7 +142,7 @@ class Muon(_Decay):
     adam_lr_factor: Positive = _field(0.1, "all that is not a matrix is trained by Nesterov Adam at peak_lr times this")
     b1: Fraction = _field(0.9, "Adam's first decay, for all that is not a matrix")
     b2: Fraction = _field(0.999, "Adam's second decay, for all that is not a matrix")
-    moment_dtype: Dtype = _field("float32", "type in which the running sums are kept")
+    moment_dtype: MomentDtype = _field("float32", "type in which the running sums are kept; int8: in blocks of 8 bits")
 
 
 class Adafactor(_Decay):

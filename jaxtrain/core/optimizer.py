@@ -1,7 +1,8 @@
 """Optimizers as optax chains that give a *direction*: the step multiplies it by -lr(updates) and adds it.
 
 The learning rate stays outside, so that one counter (`updates` of the state) drives the schedule. Clipping is in the
-step, where the norm is known already. Moments are fp32 unless `moment_dtype` says otherwise.
+step, where the norm is known already. Moments are fp32 unless `moment_dtype` says otherwise: bfloat16 is for the first
+ones only, int8 for all (core/moments.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import optax
 from optax import contrib
 
 from jaxtrain.config import schema
+from jaxtrain.core.moments import in_blocks
 
 
 def decays(params: Mapping[str, Any]) -> dict[str, bool]:
@@ -30,7 +32,7 @@ def _decay(weight_decay: float) -> list[optax.GradientTransformation]:
 
 
 def _dtype(name: str) -> Any:
-    return None if name == "float32" else jnp.dtype(name)
+    return jnp.bfloat16 if name == "bfloat16" else None
 
 
 def _sgd(c: schema.Sgd) -> optax.GradientTransformation:
@@ -106,4 +108,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
 
 def make_optimizer(config: schema.Optimizer) -> optax.GradientTransformation:
     """The optax chain of a config; its update is a direction, to be multiplied by -lr."""
-    return OPTIMIZERS[config.kind](config)
+    optimizer = OPTIMIZERS[config.kind](config)
+    if getattr(config, "moment_dtype", "float32") == "int8":
+        return in_blocks(optimizer, whole=_is_embedding)
+    return optimizer

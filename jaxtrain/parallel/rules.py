@@ -107,16 +107,25 @@ def _fits(spec: Spec, shape: tuple[int, ...], mesh: Mesh) -> bool:
 
 
 def state_shardings(state: Any, params: Params, specs: Mapping[str, PartitionSpec], mesh: Mesh) -> Any:
-    """A sharding for every leaf: that of the parameter whose name and shape it has, else whole everywhere."""
+    """A sharding for every leaf: that of the parameter whose name it has, on the axes that it divides there.
+
+    A leaf without such a name, or with another number of axes, is whole everywhere.
+    """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         for key in reversed(path):
             name = str(getattr(key, "key", ""))
-            if name in params and tuple(params[name].shape) == tuple(leaf.shape):
-                return NamedSharding(mesh, specs[name])
+            if name in params and len(params[name].shape) == len(leaf.shape):
+                return NamedSharding(mesh, _dividing(specs[name], leaf.shape, mesh))
         return NamedSharding(mesh, PartitionSpec())
 
     return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def _dividing(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+    """The spec of a parameter for an array with as many axes, such as the scales of its moments in 8 bits."""
+    pairs = zip(spec, shape, strict=False)  # a spec does not name the last axes that are whole
+    return PartitionSpec(*(None if axis and size % mesh.shape[axis] else axis for axis, size in pairs))
 
 
 def bytes_per_device(array: Any) -> int:

@@ -70,8 +70,11 @@ def test_fsdp_splits_the_largest_axis_that_divides_and_is_free() -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [schema.Adamw(), schema.Muon(), schema.Lion(), schema.Lamb(), schema.Momentum(), schema.Adafactor()],
-    ids=lambda c: c.kind,
+    [
+        *(schema.Adamw(), schema.Muon(), schema.Lion(), schema.Lamb(), schema.Momentum(), schema.Adafactor()),
+        *(schema.Adamw(moment_dtype="int8"), schema.Muon(moment_dtype="int8")),
+    ],
+    ids=lambda c: f"{c.kind} {getattr(c, 'moment_dtype', '')}".strip(),
 )
 def test_moments_and_averages_are_split_like_their_parameter(optimizer: Any) -> None:
     params, mesh = params_of(GPT), mesh_of(fsdp=2, tensor=2)

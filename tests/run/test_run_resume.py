@@ -53,6 +53,22 @@ def test_stopped_and_resumed_equals_uninterrupted(
     assert _saved_hooks(resumed) == _saved_hooks(whole)
 
 
+def test_moments_in_8_bits_go_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"model.hidden": [128], "optimizer.moment_dtype": "int8"}  # a matrix of 64 x 128 is large enough
+    whole = tiny(tmp_path / "whole", **options)
+    stop_at(monkeypatch, 11)
+    tiny(tmp_path / "run", **options).close()
+    monkeypatch.undo()
+    resumed = jt.resume(tmp_path / "run", quiet=True)
+    assert differing(resumed.state, whole.state) == []
+    assert rows_without_time(resumed) == rows_without_time(whole)
+    kept = whole.state["opt_state"][0]
+    assert [str(m["layers.0.kernel"].codes.dtype) for m in (kept.mu, kept.nu)] == ["int8", "uint8"]
+    assert np.unique(np.asarray(kept.nu["layers.0.kernel"].codes)).size > 50
+    wide = tiny(tmp_path / "float32", **{"model.hidden": [128]})
+    assert differing(wide.state["params"], whole.state["params"]) != []  # the control: 8 bits are seen
+
+
 def _saved_hooks(run: jt.Run) -> dict[str, object]:
     newest = sorted((run.path / "checkpoints").glob("[0-9]*"))[-1]
     return json.loads((newest / "meta.json").read_text())["hooks"]
