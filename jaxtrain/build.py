@@ -38,7 +38,7 @@ from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
-from jaxtrain.parallel import rules
+from jaxtrain.parallel import offload, rules
 from jaxtrain.parallel.gather import Gathered
 from jaxtrain.targets import Make, load_target, maker
 
@@ -180,13 +180,15 @@ def build(
     start = _initialiser(spec, model if isinstance(model, nnx.Module) else None, sums)
     abstract = jax.eval_shape(start)
     shardings = rules.state_shardings(abstract, module.params, specs, mesh)
+    shardings = offload.placed(config.optimizer, devices, abstract, shardings)
     abstract = jax.tree.map(lambda s, own: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=own), abstract, shardings)
     whole = rules.large_and_whole(abstract["params"], mesh)
     if whole:
         notes.append(f"on every device in full, as no axis of the mesh divides them: {', '.join(whole)}")
     nbytes = sum(x.size * x.dtype.itemsize for x in dataset.resident_shapes("train").values())
     feed_kind = feed.choose(config.data.feed, nbytes, devices.memory, dataset.in_memory)
-    advance = _advance(spec, feed_kind, dataset, train, mesh)
+    train_step = offload.around(make_train_step(spec), shardings)
+    advance = _advance(train_step, feed_kind, dataset, train, mesh)
     _check_dispatch(config, feed_kind)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
     stepping = functools.partial(jit, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
@@ -216,9 +218,9 @@ def config_digest(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
-def _advance(spec: StepSpec, feed_kind: str, dataset: Data, train: schema.Train, mesh: Any) -> Callable[..., Any]:
-    train_step = make_train_step(spec)
-
+def _advance(
+    step: Callable[..., Any], feed_kind: str, dataset: Data, train: schema.Train, mesh: Any
+) -> Callable[..., Any]:
     def draw(rows: dict[str, Any], position: jax.Array) -> dict[str, Any]:
         return feed.gather(dataset, rows, position, train.seed, train.global_batch_size)
 
@@ -227,7 +229,7 @@ def _advance(spec: StepSpec, feed_kind: str, dataset: Data, train: schema.Train,
             position = state["step"] + state["data_offset"]
             fed = meshes.everywhere(mesh, draw)(fed, position)
             fed = jax.lax.with_sharding_constraint(fed, meshes.batch_shardings(mesh, fed))
-        return train_step(state, fed)
+        return step(state, fed)
 
     return advance
 

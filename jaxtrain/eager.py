@@ -24,7 +24,9 @@ Row = tuple[str, str, tuple[int, ...], str, bool]
 
 def run_eagerly(config: RunConfig, steps: int) -> int:
     """Print every layer of the first step, then loss and gradient norm of each; the exit code."""
-    job = build(config)
+    # Without jit nothing fetches what the host's memory holds.
+    near = config.optimizer.model_copy(update={"offload": "none"})
+    job = build(config.model_copy(update={"optimizer": near}))
     state = job.init()
     train_step, batches = make_train_step(job.spec), job.host_batches()
     for step in range(steps):

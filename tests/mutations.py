@@ -116,6 +116,12 @@ MUTATIONS = [
         "parallel/test_parallel_moments.py::test_moments_in_8_bits_are_not_sent",
     ),
     Mutation(
+        "parallel/offload.py",
+        'jax.device_put(state["opt_state"], working)',
+        'state["opt_state"]',
+        "parallel/test_parallel_offload.py::test_the_program_of_a_gpu_fetches_every_moment_and_puts_it_back",
+    ),
+    Mutation(
         "core/precision.py",
         "jnp.maximum(scale / 2, MIN_SCALE)",
         "scale",

@@ -90,6 +90,7 @@ Objective = Annotated[CrossEntropy | Binary | Mse | Mae | Huber | CustomObjectiv
 class _Optimizer(Section):
     peak_lr: Positive = _field(1e-3, "the highest learning rate of the schedule")
     clip_norm: NonNegative = _field(1.0, "gradients are scaled down to this global norm; 0 = never")
+    offload: Literal["none", "host"] = _field("none", "host: moments live in the host's memory, not in the GPU's")
 
 
 class _Decay(_Optimizer):

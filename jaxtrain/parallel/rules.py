@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtrain.config import schema
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.models import MODELS
+from jaxtrain.parallel.offload import HOST
 
 Spec = tuple[str | None, ...]
 Params = Mapping[str, Any]
@@ -129,7 +130,9 @@ def _dividing(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Partit
 
 
 def bytes_per_device(array: Any) -> int:
-    """Of an abstract or real array with a sharding: what one device holds of it."""
+    """Of an abstract or real array with a sharding: what one device holds of it; what the host holds does not count."""
+    if array.sharding.memory_kind == HOST:
+        return 0
     return math.prod(array.sharding.shard_shape(tuple(array.shape))) * array.dtype.itemsize
 
 

@@ -69,6 +69,8 @@ def test_describe_of_sgd_in_full() -> None:
         "      the highest learning rate of the schedule\n"
         "  clip_norm: float = 1.0\n"
         "      gradients are scaled down to this global norm; 0 = never\n"
+        "  offload: none | host = none\n"
+        "      host: moments live in the host's memory, not in the GPU's\n"
         "  weight_decay: float = 0.0\n"
         "      L2 term added to the gradient; not on biases, norms, embeddings"
     )

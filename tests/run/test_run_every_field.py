@@ -145,7 +145,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
             "adafactor": "weight_decay decay_rate min_dim_size_to_factor clipping_threshold",
             "lamb": "weight_decay b1 b2 eps",
         }.items()
-        for name in ("peak_lr", "clip_norm", *names.split())
+        for name in ("peak_lr", "clip_norm", "offload", *names.split())
         for value in [
             {
                 "weight_decay": (0.5, {}),
@@ -155,6 +155,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
                 "ns_steps": (3, {}),
                 "min_dim_size_to_factor": (4, {}),
                 "clip_norm": (0.0, {}),
+                "offload": ("host", {}),
             }.get(name, (0.123, {}))
         ]
     },
@@ -224,8 +225,12 @@ NEEDS["data", "pystdlib"] = {k: v for k, v in _GPT.items() if k not in ("data.ki
 REFUSALS = {
     "data.text.decode_errors": (0, r"windows\.txt: byte 0x92 at offset 5 is not utf-8"),
     "data.text.unknown": (0, r"test has characters that the training part lacks: 'q', 'x'"),
+    "optimizer.sgd.offload": (1, r"optimizer\.offload: host: (this run computes on the CPU|.*=sgd keeps no moments)"),
     "mesh.context": (1, r"mesh\.context: 2 splits tokens, which model\.kind=mlp does not take"),
 }
+if jax.default_backend() == "cpu":
+    for kind in ("momentum", "adam", "adamw", "lion", "muon", "adafactor", "lamb"):
+        REFUSALS[f"optimizer.{kind}.offload"] = (1, r"optimizer\.offload: host: this run computes on the CPU")
 if len(jax.devices()) == 1:
     REFUSALS["mesh.data"] = (1, r"mesh\.data: 2 devices asked for, 1 are there")
     for axis in ("fsdp", "tensor"):
