@@ -6,6 +6,7 @@ config ends before the first compilation.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -39,7 +40,7 @@ from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import offload, rules
-from jaxtrain.parallel.gather import Gathered
+from jaxtrain.parallel.placed import Placed
 from jaxtrain.targets import Make, load_target, maker
 
 
@@ -63,7 +64,7 @@ class Job:
     advance_many(state, fed, count) -> the same after `count` steps, for rows on the device: a loop inside the program.
     eval_step(params, model_state, batch) -> mergeable metric state: jitted.
     init() -> State, on the devices, in its shardings.
-    abstract_state: shapes, dtypes and shardings of the state. notes: lines that a user should see once.
+    plain: the module as on one device. abstract_state: shapes, dtypes and shardings of the state. notes: lines that a user should see once.
     """
 
     config: RunConfig
@@ -71,6 +72,7 @@ class Job:
     devices: Devices
     mesh: Any
     module: ModuleDef
+    plain: ModuleDef
     spec: StepSpec
     metrics: Metrics | None
     steps: Steps
@@ -115,7 +117,7 @@ class Job:
     @functools.cached_property
     def cost(self) -> Cost:
         """Operations and kept bytes of a training step, counted from the traced program."""
-        return step_cost(self.spec, _abstract_batch(self.dataset, self.config.train.global_batch_size))
+        return step_cost(dataclasses.replace(self.spec, module=self.plain), _abstract_batch(self.dataset, self.config.train.global_batch_size))
 
     def _abstract_fed(self) -> Any:
         if self.feed_kind == "resident":
@@ -145,13 +147,13 @@ def build(
     dataset = make_dataset(config, source) if dataset is None else dataset
     notes = list(dataset.notes)
     make = maker(config, dataset.schema, model)
-    module = ModuleDef(make)
+    module = plain = ModuleDef(make)
     rules.check(config, module.params, dataset.schema.input_shape)
     mesh = meshes.make_mesh(config.mesh, devices.devices)
     _check_divisible(config, meshes.row_parts(mesh))
     specs = rules.parameter_specs(config.model.kind, module.params, mesh)
-    if mesh.shape["fsdp"] > 1:
-        module = Gathered(make, specs, mesh)
+    if mesh.shape["fsdp"] > 1 or mesh.shape["pipe"] > 1:
+        module = Placed(make, specs, mesh)
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
     steps = _steps(config, dataset)
     precision = resolve_precision(config.precision, devices)
@@ -198,6 +200,7 @@ def build(
         devices=devices,
         mesh=mesh,
         module=module,
+        plain=plain,
         spec=spec,
         metrics=metrics,
         steps=steps,

@@ -243,6 +243,7 @@ class Mesh(Section):
     fsdp: Size = _field(1, "devices that split the rows, and hold a part of every large parameter and its moments")
     tensor: Size = _field(1, "devices that split each product, by heads and hidden features; gpt and mlp")
     context: Size = _field(1, "devices that split the tokens of a row; gpt")
+    pipe: Size = _field(1, "devices that split the blocks, a stage each; gpt with model.scan_layers=true")
 
 
 class Checkpoint(Section):

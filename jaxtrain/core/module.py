@@ -81,14 +81,17 @@ def _split(module: nnx.Module) -> tuple[Any, Any, Any, Any]:
     return graph, params, rngs, rest
 
 
+def name_of(path: Any) -> str:
+    """The dotted name of an array by its path in a state."""
+    parts = [str(getattr(p, "key", getattr(p, "idx", getattr(p, "name", p)))) for p in path]
+    return ".".join(parts[:-1] if parts and parts[-1] == "value" else parts)  # the Variable's own slot
+
+
 def _flatten(state: Any) -> tuple[dict[str, Any], Any]:
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
     named = {}
     for path, leaf in paths:
-        parts = [str(getattr(p, "key", getattr(p, "idx", getattr(p, "name", p)))) for p in path]
-        if parts and parts[-1] == "value":  # the Variable's own slot
-            parts = parts[:-1]
-        named[".".join(parts)] = leaf
+        named[name_of(path)] = leaf
     if len(named) != len(paths):
         raise ValueError("two arrays of the module have one name; names of submodules must not contain dots")
     return named, tree

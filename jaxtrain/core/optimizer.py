@@ -20,7 +20,12 @@ from jaxtrain.core.moments import in_blocks
 
 def decays(params: Mapping[str, Any]) -> dict[str, bool]:
     """The weight-decay mask: matrices and kernels yes; biases, norms (all that is 0-D or 1-D) and embeddings no."""
-    return {name: p.ndim >= 2 and not _is_embedding(name) for name, p in params.items()}
+    return {name: p.ndim - is_stacked(name) >= 2 and not _is_embedding(name) for name, p in params.items()}
+
+
+def is_stacked(name: str) -> bool:
+    """Whether the first axis counts the blocks of a stack (models.layers.Stack)."""
+    return "stacked" in name.split(".")
 
 
 def _is_embedding(name: str) -> bool:
@@ -62,8 +67,9 @@ def _muon(c: schema.Muon) -> optax.GradientTransformation:
 
     def dimensions(params: Mapping[str, Any]) -> dict[str, contrib.MuonDimensionNumbers | None]:
         return {
-            name: contrib.MuonDimensionNumbers(tuple(range(p.ndim - 1)), p.ndim - 1)
-            if getattr(p, "ndim", 0) >= 2 and not _is_embedding(name)  # optax also asks about masked leaves
+            name: contrib.MuonDimensionNumbers(tuple(range(is_stacked(name), p.ndim - 1)), p.ndim - 1)
+            # optax also asks about masked leaves
+            if getattr(p, "ndim", 0) - is_stacked(name) >= 2 and not _is_embedding(name)
             else None
             for name, p in params.items()
         }

@@ -1,6 +1,7 @@
 """The mesh of devices, and how a batch is laid over it.
 
 Axes, the slowest links first:
+pipe      the blocks are split, a stage on each device (Huang et al. 2019): parallel/pipe.py
 data      rows are split, everything else is on each device
 fsdp      rows are split too, and every large parameter with its moments: each device holds a part (Rajbhandari et al.
           2020, ZeRO-3), gathered where it is used
@@ -20,14 +21,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtrain.config import schema
 from jaxtrain.config.errors import ConfigError
 
-AXES = ("data", "fsdp", "tensor", "context")
+AXES = ("pipe", "data", "fsdp", "tensor", "context")
 ROWS = ("data", "fsdp")
 """The axes that split the rows of a batch."""
 
 
 def make_mesh(config: schema.Mesh, devices: Sequence[Any]) -> Mesh:
     """A mesh of these devices, `data: -1` as many as the other axes leave. Raises ConfigError with the numbers."""
-    there, others = len(devices), math.prod(getattr(config, axis) for axis in AXES[1:])
+    there, others = len(devices), math.prod(getattr(config, axis) for axis in AXES if axis != "data")
     if others == 1:
         count = there if config.data == -1 else config.data
         if count > there:

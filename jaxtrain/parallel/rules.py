@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtrain.config import schema
 from jaxtrain.config.errors import ConfigError
+from jaxtrain.core.optimizer import is_stacked
 from jaxtrain.models import MODELS
 from jaxtrain.parallel.offload import HOST
 
@@ -43,7 +44,7 @@ SIZES: dict[str, Callable[[Any, Params], dict[str, int]]] = {
     "gpt": lambda c, params: {
         "model.heads": c.heads,
         "model.kv_heads": c.kv_heads or c.heads,
-        "model.mlp_width": params["blocks.0.hidden.down.kernel"].shape[0],
+        "model.mlp_width": next(x.shape[-2] for name, x in params.items() if name.endswith("hidden.down.kernel")),
     },
     "mlp": lambda c, params: {"model.hidden": math.gcd(*c.hidden)},
 }
@@ -73,6 +74,13 @@ def check(config: schema.RunConfig, params: Params, shape: tuple[int, ...]) -> N
                 f"allowed: 1, or model.kind {fits}"
             )
         _divides("context", mesh.context, {"data.block_size": shape[0]})
+    if mesh.pipe > 1:
+        if not any(map(is_stacked, params)):
+            raise ConfigError(
+                f"mesh.pipe: {mesh.pipe} splits a stack of blocks, which this model has not; "
+                "allowed: 1, or model.kind gpt with model.scan_layers=true"
+            )
+        _divides("pipe", mesh.pipe, {"model.layers": next(x.shape[0] for n, x in params.items() if is_stacked(n))})
 
 
 def _divides(axis: str, parts: int, sizes: dict[str, int]) -> None:
@@ -88,15 +96,18 @@ def parameter_specs(kind: str, params: Params, mesh: Mesh) -> dict[str, Partitio
     rules = TENSOR.get(kind, ()) if mesh.shape["tensor"] > 1 else ()
     specs = {}
     for name, array in params.items():
-        spec: list[str | None] = [None] * len(array.shape)
+        stack: list[str | None] = ["pipe" if mesh.shape["pipe"] > 1 else None] if is_stacked(name) else []
+        shape = array.shape[len(stack) :]
+        spec: list[str | None] = [None] * len(shape)
         for pattern, own in rules:
-            if re.fullmatch(pattern, name) and _fits(own, array.shape, mesh):
+            if re.fullmatch(pattern, name) and _fits(own, shape, mesh):
                 spec = list(own)
         parts = mesh.shape["fsdp"]
-        if parts > 1 and math.prod(array.shape) >= SMALL:
-            free = [i for i, size in enumerate(array.shape) if spec[i] is None and size % parts == 0]
+        if parts > 1 and math.prod(shape) >= SMALL:
+            free = [i for i, size in enumerate(shape) if spec[i] is None and size % parts == 0]
             if free:
-                spec[max(free, key=lambda i: array.shape[i])] = "fsdp"
+                spec[max(free, key=lambda i: shape[i])] = "fsdp"
+        spec = stack + spec
         while spec and spec[-1] is None:
             spec.pop()
         specs[name] = PartitionSpec(*spec)
@@ -155,7 +166,7 @@ def table(params: Params) -> str:
 
 def large_and_whole(params: Params, mesh: Mesh) -> list[str]:
     """Names of large arrays that every device holds in full although an axis of the mesh could split parameters."""
-    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+    if mesh.shape["fsdp"] * mesh.shape["tensor"] * mesh.shape["pipe"] == 1:
         return []
     return [
         name

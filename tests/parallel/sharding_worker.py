@@ -35,8 +35,17 @@ MESHES = {
     "data 2 x tensor 4": {"tensor": 4},
     "data 2 x fsdp 2 x tensor 2": {"fsdp": 2, "tensor": 2},
     "data 2 x context 4": {"context": 4},
+
     "tensor 2 x context 2": {"data": 1, "tensor": 2, "context": 2},
 }
+STACKED = {
+    "one": {"data": 1},
+    "pipe 4 x data 2": {"pipe": 4},
+    "pipe 2 x fsdp 2 x tensor 2": {"pipe": 2, "fsdp": 2, "tensor": 2},
+    "pipe 2 x context 2 x data 2": {"pipe": 2, "context": 2},
+    "fsdp 8": {"fsdp": 8},
+}
+"""Meshes for four blocks in a stack."""
 
 
 def tree_of(path: Path, mesh: dict[str, int]) -> dict[str, Any]:
@@ -60,15 +69,15 @@ def bytes_held(tree: Any) -> int:
     return sum(s.data.nbytes for x in jax.tree.leaves(tree) for s in x.addressable_shards if s.device == first)
 
 
-def trained(path: Path, mesh: dict[str, int], **changes: Any) -> dict[str, Any]:
+def trained(path: Path, mesh: dict[str, int], steps: int = STEPS, **changes: Any) -> dict[str, Any]:
     job = job_of(path, mesh, **changes)
     state, feeder = job.init(), job.feeder()
     held, losses = bytes_held(state), []
-    for position in range(STEPS):
+    for position in range(steps):
         state, metrics = job.advance(state, feeder(position))
         losses.append(float(metrics["loss"]))
     figures = evaluate(job.eval_step, weights_for_evaluation(state), eval_batches(job, "validation"), job.metrics)
-    qkv = "blocks.1.attention.qkv.kernel"
+    qkv = "blocks.stacked.attention.qkv.kernel" if job.config.model.scan_layers else "blocks.1.attention.qkv.kernel"
     return {
         "losses": losses,
         "eval": figures.figures["loss"],
@@ -123,11 +132,18 @@ def main() -> None:
         only = sys.argv[1:] or list(MESHES)
         result: dict[str, Any] = {name: trained(path, MESHES[name]) for name in only}
         if len(sys.argv) == 1:
+            stacked = {"model__scan_layers": True, "model__layers": 4}
+            for name, mesh in STACKED.items():
+                result[f"stacked: {name}"] = trained(path, mesh, **stacked)
+            with mock.patch("jax.lax.ppermute", lambda x, *_: x):
+                result["no stage hands on"] = trained(path, STACKED["pipe 4 x data 2"], 5, **stacked)
+            dropped = stacked | {"model__dropout": 0.5, "optimizer__peak_lr": 1e-9}
+            result["dropped"] = trained(path, STACKED["pipe 4 x data 2"], 5, **dropped)
             result["direct"] = trained(path, MESHES["data 2 x context 4"], data__feed="direct")
             result["accumulated"] = trained(path, MESHES["data 2 x fsdp 4"], train__micro_batch_size=8)
             wide = {"data": 2, "fsdp": 4}
             result["wide"] = sent(scaling.job_of(path, wide).lower().compile().as_text())
-            with mock.patch("jaxtrain.build.Gathered", lambda make, *_: ModuleDef(make)):
+            with mock.patch("jaxtrain.build.Placed", lambda make, *_: ModuleDef(make)):
                 result["left alone"] = sent(scaling.job_of(path, wide).lower().compile().as_text())
             result["resumed"] = resumed(path, Path(place))
             result["other seed"] = trained(path, MESHES["one"], train__seed=1)
@@ -138,6 +154,8 @@ def main() -> None:
                 "context": line(lambda: job_of(path, {"context": 5, "data": 1})),
                 "devices": line(lambda: job_of(path, {"fsdp": 3})),
                 "many": line(lambda: job_of(path, {"data": 4, "fsdp": 4})),
+                "pipe": line(lambda: job_of(path, {"pipe": 2})),
+                "stages": line(lambda: job_of(path, {"pipe": 4}, model__scan_layers=True)),
                 "rows": line(lambda: job_of(path, {"fsdp": 8}, train__global_batch_size=12)),
             }
     print("RESULT " + json.dumps(result))

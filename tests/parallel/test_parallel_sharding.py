@@ -15,7 +15,7 @@ import pytest
 WORKER = Path(__file__).with_name("sharding_worker.py")
 MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4", "data 2 x tensor 4", "data 2 x fsdp 2 x tensor 2"]
 MESHES += ["data 2 x context 4", "tensor 2 x context 2"]
-SPLIT = [name for name in MESHES if "fsdp" in name or "tensor" in name]
+STACKED = ["pipe 4 x data 2", "pipe 2 x fsdp 2 x tensor 2", "pipe 2 x context 2 x data 2", "fsdp 8"]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,38 @@ def test_every_mesh_trains_what_one_device_trains(name: str, result: dict[str, A
     # The control: another seed is seen, and the network learns.
     assert result["other seed"]["losses"] != pytest.approx(one["losses"], rel=1e-4)
     assert one["losses"][-1] < 0.9 * one["losses"][0]
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_a_stack_in_every_mesh_trains_what_one_device_trains(name: str, result: dict[str, Any]) -> None:
+    one, other = result["stacked: one"], result[f"stacked: {name}"]
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert other["eval"] == pytest.approx(one["eval"], rel=1e-5)
+    assert other["norm"] == pytest.approx(one["norm"], rel=1e-5)
+    assert other["names"] == sorted(part.split()[0] for part in name.split(" x "))
+    assert other["held"] == [other["table"][0]] * 2
+    # The control: stages that keep what they should hand on.
+    assert result["no stage hands on"]["losses"][4] != pytest.approx(one["losses"][4], rel=1e-3)
+    assert one["losses"][-1] < 0.9 * one["losses"][0]
+
+
+def test_a_stage_holds_its_own_blocks(result: dict[str, Any]) -> None:
+    pipe, one = result["stacked: pipe 4 x data 2"], result["stacked: one"]
+    name = "blocks.stacked.attention.qkv.kernel"
+    assert pipe["spec"][name] == pipe["moment"] == pipe["average"] == "('pipe',)"
+    assert pipe["spec"]["blocks.stacked.hidden_norm.scale"] == "('pipe',)"
+    assert pipe["spec"]["token_embed.embedding"] == "()"
+    assert one["held"][0] / 4 < pipe["held"][0] < one["held"][0] / 3
+    assert pipe["sent"]["collective-permute"] > 0
+    assert "collective-permute" not in result["stacked: fsdp 8"]["sent"]
+    all_axes = result["stacked: pipe 2 x fsdp 2 x tensor 2"]["spec"]
+    assert all_axes[name] == "('pipe', 'fsdp', 'tensor')"
+    assert all_axes["blocks.stacked.hidden.down.kernel"] == "('pipe', 'tensor', 'fsdp')"
+
+
+def test_dropout_in_a_pipe_hides_something_of_every_micro_batch(result: dict[str, Any]) -> None:
+    assert result["dropped"]["losses"][0] != pytest.approx(result["stacked: one"]["losses"][0], rel=1e-4)
+    assert len(set(result["dropped"]["losses"])) == 5
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -124,6 +156,12 @@ def test_the_summary_has_the_parts(result: dict[str, Any]) -> None:
             "mesh: fsdp 3: 3 does not divide the 8 devices there are; allowed: 1, 2, 4, 8, or a number for mesh.data",
         ),
         ("many", "mesh: data 4 x fsdp 4 = 16 devices asked for, 8 are there; allowed: 1..8"),
+        (
+            "pipe",
+            "mesh.pipe: 2 splits a stack of blocks, which this model has not; "
+            "allowed: 1, or model.kind gpt with model.scan_layers=true",
+        ),
+        ("stages", "mesh.pipe: 4 does not divide model.layers=2; allowed: 1, 2"),
         (
             "rows",
             "train.global_batch_size: 12 rows cannot be split over 8 devices; "
