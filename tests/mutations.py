@@ -206,6 +206,18 @@ MUTATIONS = [
         "run/test_run_ways.py::test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save",
     ),
     Mutation(
+        "core/optimizer.py",
+        "p.ndim - is_stacked(name) >= 2",
+        "p.ndim >= 2",
+        "models/test_models_stack.py::test_norms_and_biases_of_a_stack_do_not_decay_and_its_kernels_do",
+    ),
+    Mutation(
+        "core/optimizer.py",
+        "tuple(range(is_stacked(name), p.ndim - 1))",
+        "tuple(range(p.ndim - 1))",
+        "models/test_models_stack.py::test_an_update_of_a_stack_is_that_of_its_blocks",
+    ),
+    Mutation(
         "loop.py",
         "min(many.steps, _border(hooks, step, stop, log_every) - step)",
         "min(many.steps, stop - step)",
@@ -219,7 +231,7 @@ MUTATIONS = [
     ),
     Mutation(
         "parallel/rules.py",
-        "return NamedSharding(mesh, specs[name])",
+        "return NamedSharding(mesh, _dividing(specs[name], leaf.shape, mesh))",
         "continue",
         "parallel/test_parallel_rules.py::test_moments_and_averages_are_split_like_their_parameter",
     ),

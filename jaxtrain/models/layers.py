@@ -133,7 +133,7 @@ class Stack(nnx.Module):
 
     def __init__(self, make: Callable[[nnx.Rngs], nnx.Module], count: int, *, rngs: nnx.Rngs) -> None:
         self.count = count
-        self.stacked = nnx.vmap(make)(rngs.fork(split=count))
+        self.stacked = nnx.vmap(make)(rngs.split(count))
         self.run = one_after_another
 
     def __call__(self, x: jax.Array, remat: str) -> jax.Array:

@@ -78,6 +78,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.gpt.dropout": (0.5, {}),
     "model.gpt.init_sd": (0.1, {}),
     "model.gpt.remat": ("full", {}),
+    "model.gpt.scan_layers": (True, {}),
     "model.tcn.activation": ("gelu", {}),
     "model.tcn.dropout": (0.5, {}),
     "model.tcn.init": ("orthogonal", {}),
@@ -193,6 +194,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "mesh.fsdp": (2, {}),
     "mesh.tensor": (2, {}),
     "mesh.context": (2, {}),
+    "mesh.pipe": (2, {}),
     "run:log.every": (3, {}),
     "run:log.tensorboard": (True, {}),
     "run:log.wrong_samples": (2, {}),
@@ -226,6 +228,7 @@ REFUSALS = {
     "data.text.decode_errors": (0, r"windows\.txt: byte 0x92 at offset 5 is not utf-8"),
     "data.text.unknown": (0, r"test has characters that the training part lacks: 'q', 'x'"),
     "optimizer.sgd.offload": (1, r"optimizer\.offload: host: (this run computes on the CPU|.*=sgd keeps no moments)"),
+    "mesh.pipe": (1, r"mesh\.pipe: 2 splits a stack of blocks, which this model has not"),
     "mesh.context": (1, r"mesh\.context: 2 splits tokens, which model\.kind=mlp does not take"),
 }
 if jax.default_backend() == "cpu":
