@@ -39,7 +39,7 @@ from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
 from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
-from jaxtrain.parallel import offload, rules
+from jaxtrain.parallel import offload, processes, rules
 from jaxtrain.parallel.placed import Placed
 from jaxtrain.targets import Make, load_target, maker
 
@@ -94,7 +94,8 @@ class Job:
     def feeder(self) -> feed.Feeder:
         """A new feeder of training batches; resident rows are put on the devices here."""
         if self.feed_kind == "resident":
-            return feed.Resident(jax.device_put(self.dataset.resident("train"), meshes.replicated(self.mesh)))
+            rows = self.dataset.resident("train")
+            return feed.Resident({n: processes.put(x, meshes.replicated(self.mesh)) for n, x in rows.items()})
         return feed.FEEDERS[self.feed_kind](self.host_batches(), self.put)
 
     def host_batches(self) -> feed.HostBatches:
@@ -104,7 +105,8 @@ class Job:
 
     def put(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A host batch on the devices, its rows split over them."""
-        return feed.put_with(meshes.batch_shardings(self.mesh, batch))(batch)
+        shardings = meshes.batch_shardings(self.mesh, batch)
+        return {name: processes.put(x, shardings[name]) for name, x in batch.items()}
 
     def compile(self) -> None:
         """Compile the training step ahead of its first call, which then finds it compiled."""
@@ -143,6 +145,7 @@ def build(
     dataset: one that is there already, for an evaluation; it may have no training rows.
     Raises ConfigError for what the data shows to be wrong.
     """
+    processes.start()
     devices = available()
     dataset = make_dataset(config, source) if dataset is None else dataset
     notes = list(dataset.notes)

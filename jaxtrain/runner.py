@@ -25,6 +25,7 @@ from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.console import waiting
 from jaxtrain.hooks.folder import RunFolder, find_run, list_runs, new_folder
 from jaxtrain.loop import Stop
+from jaxtrain.parallel import processes
 from jaxtrain.resuming import changes, check_resumable, tell_changes
 from jaxtrain.session import Session, open_store
 from jaxtrain.targets import GIVEN
@@ -106,33 +107,27 @@ def train(
     or `auto_resume` (it is continued; without run_dir the newest unfinished run of this very config is).
     Raises ConfigError (bad input) and NeedsPerson (nothing finite, nothing intact).
     """
+    processes.start()
     asked = load(config, overrides.items())
     parsed = _absolute_paths(_named(asked, model, loss))
-    folder = RunFolder(Path(run_dir)) if run_dir else None
-    if auto_resume:
-        unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
-        if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
-            # What is asked for now and differs from then is a change like any other: told, or refused.
-            asked_now = {key: now for key, (_, now) in changes(load(unfinished.resolved), parsed).items()}
-            if not asked_now and unfinished.read_status().get("state") in ENDED:
-                return load_run(unfinished.path)  # an early stop is an end: going on would be another run
-            return resume(unfinished.path, model=model, loss=loss, data=data, quiet=quiet, **asked_now)
-        if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
-            folder, overwrite = unfinished, True
-    if folder and folder.is_used() and not overwrite:
-        raise ConfigError(
-            f"run folder {str(folder.path)!r} is used (state {folder.read_status().get('state', 'unknown')}); continue "
-            f"with: jaxtrain resume {folder.path}, or --resume=auto; start anew with --overwrite"
-        )
+    plan = _plan(parsed, run_dir, overwrite, auto_resume) if processes.is_first() else None
+    what, where, changed = processes.agree(plan)
+    if what == "ended":
+        return load_run(where)
+    if what == "resume":
+        return resume(where, model=model, loss=loss, data=data, quiet=quiet, **changed)
     with waiting("building", quiet):
         job = build(parsed, model=model, loss=loss, source=_source(data))
-    if folder and overwrite and folder.is_used():
-        shutil.rmtree(folder.path)
-    folder = folder or new_folder(parsed.name)
-    folder.create()
-    write_text(folder.config, dump(asked))
-    write_text(folder.resolved, dump(parsed))
-    write_json(folder.env, environment(job))
+    if processes.is_first():
+        if where and RunFolder(Path(where)).is_used():
+            shutil.rmtree(where)
+        folder = RunFolder(Path(where)) if where else new_folder(parsed.name)
+        folder.create()
+        write_text(folder.config, dump(asked))
+        write_text(folder.resolved, dump(parsed))
+        write_json(folder.env, environment(job))
+        where = str(folder.path)
+    folder = RunFolder(Path(processes.agree(where)))
     return _run(Session(job, folder, quiet))
 
 
@@ -149,7 +144,8 @@ def resume(
 
     Raises ConfigError for a change that would make it another run (data, seed, batch, model), saying why.
     """
-    folder = find_run(run)
+    processes.start()
+    folder = RunFolder(Path(processes.agree(str(find_run(run).path) if processes.is_first() else None)))
     before = load(folder.resolved)
     after = _absolute_paths(load(before, overrides.items()))
     changed = changes(before, after)
@@ -172,10 +168,11 @@ def resume(
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
         return Run(folder, stop, folder.read_result())
     tell_changes(changed, session.console)
-    folder.result.unlink(missing_ok=True)  # it spoke of the shorter run
-    folder.truncate(sealed.step, job.steps.log_every, job.steps.evaluate_every)
-    folder.note("resume", step=sealed.step, changes={k: list(v) for k, v in changed.items()})
-    write_text(folder.resolved, dump(after))
+    if processes.is_first():
+        folder.result.unlink(missing_ok=True)  # it spoke of the shorter run
+        folder.truncate(sealed.step, job.steps.log_every, job.steps.evaluate_every)
+        folder.note("resume", step=sealed.step, changes={k: list(v) for k, v in changed.items()})
+        write_text(folder.resolved, dump(after))
     return _run(session, sealed, state)
 
 
@@ -236,6 +233,32 @@ def dry_run(config: Any, **options: Any) -> str:
                 raise UserError("the report was not written")
             count = len(jax.tree.leaves(state))
     return f"dry run passed: 2 steps, evaluation, save, restore ({count} arrays equal), report; nothing is left behind"
+
+
+def _plan(
+    parsed: RunConfig, run_dir: str | Path | None, overwrite: bool, auto_resume: bool
+) -> tuple[str, str | None, dict[str, Any]]:
+    """What a call of `train` does: ("ended" | "resume" | "train", the run folder, changes of a resumed run).
+
+    A used folder that is to be trained in is emptied. Raises ConfigError where that was not asked for.
+    """
+    folder = RunFolder(Path(run_dir)) if run_dir else None
+    if auto_resume:
+        unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
+        if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
+            # What is asked for now and differs from then is a change like any other: told, or refused.
+            asked_now = {key: now for key, (_, now) in changes(load(unfinished.resolved), parsed).items()}
+            if not asked_now and unfinished.read_status().get("state") in ENDED:
+                return "ended", str(unfinished.path), {}  # going on after an early stop would be another run
+            return "resume", str(unfinished.path), asked_now
+        if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
+            return "train", str(unfinished.path), {}
+    if folder and folder.is_used() and not overwrite:
+        raise ConfigError(
+            f"run folder {str(folder.path)!r} is used (state {folder.read_status().get('state', 'unknown')}); continue "
+            f"with: jaxtrain resume {folder.path}, or --resume=auto; start anew with --overwrite"
+        )
+    return "train", str(folder.path) if folder else None, {}
 
 
 def _run(session: Session, sealed: Sealed | None = None, state: State | None = None) -> Run:

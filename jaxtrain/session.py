@@ -19,11 +19,22 @@ from jaxtrain.core.state import State, weights_for_evaluation
 from jaxtrain.data.order import sequential_rows
 from jaxtrain.hardware import compile_cache
 from jaxtrain.hooks.console import Console
-from jaxtrain.hooks.control import CheckSaves, EarlyStopping, Evaluator, Saver, Signals, SkipLimit, TimeBudget
+from jaxtrain.hooks.control import (
+    Agreed,
+    CheckSaves,
+    EarlyStopping,
+    Evaluator,
+    SaveClock,
+    Saver,
+    Signals,
+    SkipLimit,
+    TimeBudget,
+)
 from jaxtrain.hooks.folder import RunFolder, strict
 from jaxtrain.hooks.writers import Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
 from jaxtrain.models import summary
+from jaxtrain.parallel import processes
 from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
 from jaxtrain.words import closing_lines, opening_lines
 
@@ -37,7 +48,7 @@ class Session:
         self.job, self.folder = job, folder
         self.store = open_store(job, folder)
         metric, mode = job.config.evaluate.metric, job.mode
-        self.console = Console(metric, mode, quiet=quiet)
+        self.console = Console(metric, mode, quiet=quiet or not processes.is_first())
         self._rows = Jsonl(folder, job.steps.per_epoch, job.config.train.global_batch_size)
         self.state: State | None = None
         self._feeder: Any = None
@@ -55,7 +66,7 @@ class Session:
         for hook in hooks:
             if sealed and type(hook).__name__ in sealed.meta["hooks"]:
                 hook.load_state_dict(sealed.meta["hooks"][type(hook).__name__])
-        log_file = RunLog(folder)
+        log_file = RunLog(folder) if processes.is_first() else None
         stop = Stop("failed", "an error")
         result: dict[str, Any] = {}
         signals.install()
@@ -64,7 +75,8 @@ class Session:
             for text in opening_lines(job, first):
                 console.line(text)
             console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
-            log_file.text(summary.table(job.module.params))
+            if log_file:
+                log_file.text(summary.table(job.module.params))
             with console.phase("compiling", hint=self._first_time()):
                 begun_compiling = time.monotonic()
                 job.compile()
@@ -73,9 +85,10 @@ class Session:
                 self._feeder = job.feeder()
             with console.phase("choosing the steps a dispatch", told=False):
                 self._many = self._choose(first)
-            stop = signals.pending() or self._fit(hooks, saver, first)
+            stop = (None if processes.several() else signals.pending()) or self._fit(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()
+                processes.agree("sealed")
             if stop.code == 0:
                 stop, result = self._finish(stop, saver, board, begun)
             return stop, result
@@ -90,7 +103,8 @@ class Session:
             self._report()
             self.store.close()
             signals.restore()
-            log_file.close()
+            if log_file:
+                log_file.close()
             console.shut()
 
     @property
@@ -154,6 +168,8 @@ class Session:
             known.get("why") not in (dispatch.SHORT_RUN, dispatch.ASKED)
             and {name: known.get(name) for name in here} == here
         )
+        if processes.several():  # what one of them measures is not what another does
+            return None
         steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
         if steps is None:
             choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)
@@ -188,6 +204,7 @@ class Session:
             return Stop("failed", reason, NeedsPerson.exit_code), {}
         best = self.store.best() or self.store.latest()
         assert best is not None
+        best = self.store.get(processes.agree(best.step))
         result: dict[str, Any] = {
             "best": {"step": best.step, "metric": config.evaluate.metric, "evaluation": best.meta["evaluation"]},
             "steps": {"done": step, "planned": job.steps.total},
@@ -207,24 +224,34 @@ class Session:
             with self.console.phase(f"evaluating the best step on the {split} split", told=False):
                 evaluation = self.evaluate(weights_for_evaluation(state), split, keep_rows=True)
             result |= {"split": split, "details": evaluation.details}
-            result["wrong"] = save_wrong_samples(folder, job.dataset, evaluation, config.log.wrong_samples)
             if split == "test":
                 result["test"] = evaluation.figures
-                named = {f"test/{name}": value for name, value in evaluation.figures.items()}
-                self._rows.write(step, {**named, "test/best_step": best.step})
-                board.scalars(step, named)
-                board.hparams(flat_config(config), named)
-            if board.enabled and "confusion" in evaluation.details:
-                names = job.dataset.schema.class_names
-                board.image("confusion", confusion_image(evaluation.details["confusion"], names), step)
+            if processes.is_first():
+                self._show(evaluation, result, step, board)
         result["seconds"] = time.monotonic() - begun
-        write_json(folder.result, strict(result))
+        if processes.is_first():
+            write_json(folder.result, strict(result))
         for text in closing_lines(stop, result, folder):
             self.console.line(text)
         return stop, result
 
+    def _show(self, evaluation: Evaluation, result: dict[str, Any], step: int, board: TensorBoard) -> None:
+        """Wrong predictions, the row of the test, TensorBoard's table and picture."""
+        job, config = self.job, self.job.config
+        result["wrong"] = save_wrong_samples(self.folder, job.dataset, evaluation, config.log.wrong_samples)
+        if "test" in result:
+            named = {f"test/{name}": value for name, value in evaluation.figures.items()}
+            self._rows.write(step, {**named, "test/best_step": result["best"]["step"]})
+            board.scalars(step, named)
+            board.hparams(flat_config(config), named)
+        if board.enabled and "confusion" in evaluation.details:
+            names = job.dataset.schema.class_names
+            board.image("confusion", confusion_image(evaluation.details["confusion"], names), step)
+
     def _report(self) -> None:
         """The report of what there is, also after a stop; like every writer, it never takes a run down."""
+        if not processes.is_first():
+            return
         try:
             write_report(self.folder)
         except Exception as error:
@@ -232,22 +259,27 @@ class Session:
 
     def _saver(self) -> Saver:
         steps, config = self.job.steps, self.job.config
-        return Saver(steps.save_every, steps.save_seconds, steps.total, config.evaluate.metric, self.job.mode)
+        return Saver(steps.save_every, steps.total, config.evaluate.metric, self.job.mode)
 
     def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
         job, config, steps = self.job, self.job.config, self.job.steps
         board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
-        hooks: list[Hook] = [CheckSaves(self.store.poll), self._rows, board, self.console, saver]
+        hooks: list[Hook] = [CheckSaves(self.store.poll), self.console, saver]
+        hooks += [self._rows, board] if processes.is_first() else []
         if job.dataset.eval_rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:
                 stopping = config.early_stopping
                 hooks.append(EarlyStopping(config.evaluate.metric, job.mode, stopping.patience, stopping.min_delta))
         hooks.append(SkipLimit(config.guard.max_skips))
+        clocks: list[Hook] = [signals]
+        if steps.save_seconds is not None:
+            clocks.append(SaveClock(steps.save_seconds))
         budget = to_seconds(config.train.time_budget)
         if budget:
-            hooks.append(TimeBudget(budget))
-        return [*hooks, signals, Status(self.folder, self._sealed_steps)], board
+            clocks.append(TimeBudget(budget))
+        hooks += [Agreed(clocks, steps.log_every)] if processes.several() else clocks
+        return [*hooks, *([Status(self.folder, self._sealed_steps)] if processes.is_first() else [])], board
 
     def _sealed_steps(self) -> tuple[int | None, int | None]:
         latest, best = self.store.latest(), self.store.best()

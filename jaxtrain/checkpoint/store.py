@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxtrain.checkpoint import files
 from jaxtrain.config.errors import ConfigError, NeedsPerson, UserError
+from jaxtrain.parallel import processes
 
 log = logging.getLogger("jaxtrain")
 
@@ -123,14 +125,19 @@ class Checkpoints:
         self.verify(sealed)
         target, tree = _flat(abstract)
         _compare(_seal(sealed)["leaves"], target, sealed, partial)
-        restore_args = jax.tree.map(
-            lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding or _one_device(), dtype=x.dtype), target
-        )
-        with ocp.PyTreeCheckpointer() as reader:
+        if processes.several():  # each reads for itself and keeps its part
+            restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype), target)
+        else:
+            restore_args = jax.tree.map(
+                lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding or _one_device(), dtype=x.dtype), target
+            )
+        with ocp.PyTreeCheckpointer(multiprocessing_options=_alone()) as reader:
             arrays = reader.restore(
                 sealed.path.absolute() / _STATE,
                 args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args, partial_restore=partial),
             )
+        if processes.several():
+            arrays = {name: processes.put(arrays[name], x.sharding) for name, x in target.items()}
         return jax.tree.unflatten(tree, [arrays[name] for name in target])
 
     def restore_newest(
@@ -141,10 +148,19 @@ class Checkpoints:
         note: told why a step is set aside, before it is.
         Raises NeedsPerson when steps existed and none verifies: a run never starts silently from scratch.
         """
+        found = self._newest_intact(note) if processes.is_first() else None
+        step = processes.agree(found.step if found else None)
+        if step is None:
+            return None
+        sealed = found or self.get(step)
+        return sealed, self.restore(sealed, abstract)
+
+    def _newest_intact(self, note: Callable[[str], None]) -> Sealed | None:
         steps = self.steps()
         for sealed in reversed(steps):
             try:
-                return sealed, self.restore(sealed, abstract)
+                self.verify(sealed)
+                return sealed
             except CorruptStep as error:
                 aside = self.folder / f".quarantine-{sealed.path.name}"
                 note(str(error))
@@ -159,6 +175,8 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what a killed process left: unsealed steps, half-removed ones."""
+        if not processes.is_first():
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             unsealed = path.name.isdigit() and not (path / _MANIFEST).is_file()
@@ -172,6 +190,9 @@ class Checkpoints:
         path = self.folder / f"{step:09d}"
         arrays, _ = _flat(state)
         leaves = {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()}
+        arrays = {name: processes.whole(x) for name, x in arrays.items()}
+        if not processes.is_first():
+            return
         try:
             if (path / _MANIFEST).is_file():
                 return
@@ -246,8 +267,18 @@ class Checkpoints:
         if self._orbax is None:
             import orbax.checkpoint as ocp
 
-            self._orbax = ocp.StandardCheckpointer()
+            self._orbax = ocp.StandardCheckpointer(multiprocessing_options=_alone())
         return self._orbax
+
+
+def _alone() -> Any:
+    """For Orbax: this process needs no other to read or write."""
+    import orbax.checkpoint as ocp
+
+    number = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=number, active_processes={number}, barrier_sync_key_prefix=f"process-{number}"
+    )
 
 
 def _flat(state: Any) -> tuple[dict[str, Any], Any]:

@@ -150,8 +150,3 @@ def _end(thread: threading.Thread, out: queue.Queue[tuple[int, Any]], stop: thre
 Feeder = Resident | Direct | Prefetch
 
 FEEDERS: dict[str, Callable[[HostBatches, Put], Feeder]] = {"direct": Direct, "prefetch": Prefetch}
-
-
-def put_with(shardings: dict[str, Any]) -> Put:
-    """Puts a host batch on the devices, rows split as the shardings say."""
-    return lambda batch: {name: jax.device_put(x, shardings[name]) for name, x in batch.items()}

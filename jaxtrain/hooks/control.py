@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxtrain.config.errors import INTERRUPTED, NEEDS_PERSON, PREEMPTED
 from jaxtrain.hooks.notebook import kernel
 from jaxtrain.loop import Action, EvaluateNow, Evaluation, Hook, SaveNow, Stop
+from jaxtrain.parallel import processes
 
 
 class BestSoFar:
@@ -56,34 +57,26 @@ class Evaluator(Hook):
 
 
 class Saver(Hook):
-    """Saves every so many steps or seconds, at the last step, and when an evaluation is the best so far."""
+    """Saves every so many steps, at the last step, and when an evaluation is the best so far."""
 
-    def __init__(self, every: int, seconds: float | None, last: int, metric: str, mode: str) -> None:
-        self._every, self._seconds, self._last, self._metric = every, seconds, last, metric
+    def __init__(self, every: int, last: int, metric: str, mode: str) -> None:
+        self._every, self._last, self._metric = every, last, metric
         self.best = BestSoFar(mode)
         self.evaluations = 0
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self._saved = time.monotonic()
-
-    def start(self, step: int) -> None:
-        self._saved = time.monotonic()
 
     def border(self, step: int) -> int | None:
         return step - step % self._every + self._every if self._every else None
 
     def after_step(self, step: int) -> Action | None:
         due = step == self._last or (self._every > 0 and step % self._every == 0)
-        late = self._seconds is not None and time.monotonic() - self._saved >= self._seconds
-        return SaveNow if due or late else None
+        return SaveNow if due else None
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> Action | None:
         self._evaluated = (step, evaluation.figures)
         self.evaluations += 1
         value = evaluation.figures.get(self._metric, math.nan)
         return SaveNow if self.best.update(step, value) else None
-
-    def on_save(self, step: int) -> None:
-        self._saved = time.monotonic()
 
     def evaluation_at(self, step: int) -> dict[str, float] | None:
         """The figures of the evaluation at `step`, if there was one."""
@@ -95,6 +88,22 @@ class Saver(Hook):
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self.best.load_state_dict(values)
         self.evaluations = values["evaluations"]
+
+
+class SaveClock(Hook):
+    """Saves when the last save, or the start, is so many seconds ago."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._saved = seconds, time.monotonic()
+
+    def start(self, step: int) -> None:
+        self._saved = time.monotonic()
+
+    def after_step(self, step: int) -> Action | None:
+        return SaveNow if time.monotonic() - self._saved >= self._seconds else None
+
+    def on_save(self, step: int) -> None:
+        self._saved = time.monotonic()
 
 
 class CheckSaves(Hook):
@@ -130,6 +139,44 @@ class EarlyStopping(Hook):
     def load_state_dict(self, values: dict[str, Any]) -> None:
         self._best.load_state_dict(values)
         self._waited = values["waited"]
+
+
+class Agreed(Hook):
+    """What a clock or a signal decides, in several processes: at every `every`-th step all do what one of them wants.
+
+    hooks: whose `after_step` may differ between processes.
+    """
+
+    WANTED: tuple[tuple[str, int], ...] = (("time_budget", 0), ("interrupted", INTERRUPTED), ("preempted", PREEMPTED))
+    """State and code of each Stop, the strongest last."""
+
+    def __init__(self, hooks: Sequence[Hook], every: int) -> None:
+        self._hooks, self._every = hooks, every
+
+    def start(self, step: int) -> None:
+        for hook in self._hooks:
+            hook.start(step)
+
+    def on_save(self, step: int) -> None:
+        for hook in self._hooks:
+            hook.on_save(step)
+
+    def border(self, step: int) -> int | None:
+        return step - step % self._every + self._every
+
+    def after_step(self, step: int) -> Action | None:
+        if step % self._every:
+            return None
+        actions = [hook.after_step(step) for hook in self._hooks]
+        stops = [a for a in actions if isinstance(a, Stop)]
+        states = [state for state, _ in self.WANTED]
+        mine = max((states.index(stop.state) + 1 for stop in stops), default=0)
+        save, stop = processes.largest([SaveNow in actions, mine])
+        if stop:
+            state, code = self.WANTED[stop - 1]
+            reason = next((own.reason for own in stops if own.state == state), "another process was told to stop")
+            return Stop(state, reason, code)
+        return SaveNow if save else None
 
 
 class SkipLimit(Hook):

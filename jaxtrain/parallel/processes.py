@@ -1,0 +1,91 @@
+"""Several processes that train one model: how they find each other, and what they have to agree on.
+
+`jaxtrain launch` names a coordinator in the environment; Slurm and Open MPI are found by jax itself. All processes run
+the same program and meet in every step, so whatever a clock or a signal decides in one must be decided in all.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+COORDINATOR, PROCESSES, PROCESS = "JAXTRAIN_COORDINATOR", "JAXTRAIN_PROCESSES", "JAXTRAIN_PROCESS"
+SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+"""What Slurm and Open MPI say of the number of processes of this very program."""
+
+
+@functools.cache
+def start() -> None:
+    """Join the other processes, where the environment speaks of any; before the first array is made."""
+    # The runner saves at a signal by itself; jax's own service would swallow it.
+    if COORDINATOR in os.environ:
+        jax.config.update("jax_enable_preemption_service", False)
+        address = os.environ[COORDINATOR]
+        count, number = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
+        jax.distributed.initialize(address, count, number, coordinator_bind_address=address)
+    elif any(int(os.environ.get(name, 1)) > 1 for name in SIZES):
+        jax.config.update("jax_enable_preemption_service", False)
+        jax.distributed.initialize()
+
+
+def several() -> bool:
+    """Whether there is more than this process."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process writes: files, console."""
+    return jax.process_index() == 0
+
+
+def agree(value: Any) -> Any:
+    """What the first process has, in all; JSON values. All processes must call it at the same place."""
+    if not several():
+        return value
+    from jax.experimental import multihost_utils
+
+    text = np.frombuffer(json.dumps(value if is_first() else None).encode(), np.uint8)
+    with jax.transfer_guard("allow"):
+        size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+        padded = np.zeros(size, np.uint8)
+        padded[: min(len(text), size)] = text[:size]
+        return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
+
+
+def largest(numbers: Sequence[int]) -> list[int]:
+    """The largest of each of these numbers over all processes. All must call it at the same place."""
+    if not several():
+        return list(numbers)
+    from jax.experimental import multihost_utils
+
+    with jax.transfer_guard("allow"):
+        return np.asarray(multihost_utils.process_allgather(np.array(numbers, np.int32))).max(0).tolist()
+
+
+def whole(array: jax.Array) -> Any:
+    """An array of which this process holds a part, as numpy, in every process; others as they are."""
+    if not several():
+        return array
+    if array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils
+
+    with jax.transfer_guard("allow"):
+        return multihost_utils.process_allgather(array, tiled=True)
+
+
+def put(array: Any, sharding: Any) -> jax.Array:
+    """An array that every process has in full, on the devices of all."""
+    if not several():
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    parts = sharding.addressable_devices_indices_map(host.shape).items()
+    return jax.make_array_from_single_device_arrays(
+        host.shape, sharding, [jax.device_put(host[index], device) for device, index in parts]
+    )
