@@ -16,7 +16,7 @@ import jaxtrain
 
 PACKAGE = Path(jaxtrain.__file__).parent
 ORDER = ["config", "core", "hardware", "models", "parallel", "data", "checkpoint", "loop", "hooks", "targets"]
-ORDER += ["build", "dispatch", "report", "words", "resuming", "session", "eager", "runner", "evaluate", "cli"]
+ORDER += ["build", "dispatch", "report", "words", "resuming", "session", "eager", "runner", "evaluate", "launch", "cli"]
 """DESIGN.md's order. targets is a part of the build, eager debugs it; words, resuming, session belong to the runner."""
 
 

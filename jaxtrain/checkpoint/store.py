@@ -131,7 +131,9 @@ class Checkpoints:
             restore_args = jax.tree.map(
                 lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding or _one_device(), dtype=x.dtype), target
             )
-        with ocp.PyTreeCheckpointer(multiprocessing_options=_alone()) as reader:
+        alone = _alone()
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             arrays = reader.restore(
                 sealed.path.absolute() / _STATE,
                 args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args, partial_restore=partial),

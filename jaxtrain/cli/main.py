@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from jaxtrain.cli import config, init, look, predict, train
+from jaxtrain.cli import config, init, launch, look, predict, train
 from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
@@ -23,6 +23,7 @@ TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resum
 app = typer.Typer(add_completion=True, no_args_is_help=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(cls=KeyedCommand)(train.train)
 app.command(cls=KeyedCommand)(train.resume)
+app.command(cls=KeyedCommand)(launch.launch)
 app.command("eval")(look.evaluate)
 app.command()(predict.predict)
 app.command()(look.runs)
@@ -78,7 +79,15 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 def _fail(line: str, code: int) -> int:
     print(f"jaxtrain: {' '.join(line.split())}", file=sys.stderr)
+    if code != OK and _has_peers():
+        sys.stderr.flush()
+        os._exit(code)  # an orderly end would wait for the others, and they wait for this process
     return code
+
+
+def _has_peers() -> bool:
+    processes = sys.modules.get("jaxtrain.parallel.processes")  # where nothing has loaded it there are none
+    return processes is not None and processes.joined()
 
 
 def _usage(error: Exception, arguments: list[str]) -> str:

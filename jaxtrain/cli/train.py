@@ -86,6 +86,7 @@ def resume(
 
 def _tell(run: object) -> None:
     """Results and the run folder to stdout; why it stopped to stderr."""
+    from jaxtrain.parallel.processes import is_first
     from jaxtrain.runner import Run
 
     assert isinstance(run, Run)
@@ -93,7 +94,8 @@ def _tell(run: object) -> None:
         print(f"{run.stop.state}: {run.stop.reason}", file=sys.stderr)
     elif run.state is None:
         print(run.stop.reason, file=sys.stderr)
-    for name in sorted(run.test):
+    for name in sorted(run.test) if is_first() else ():
         print(f"test/{name} {run.test[name]:.6g}")
-    print(run.path)
+    if is_first():
+        print(run.path)
     raise typer.Exit(run.exit_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-OK, UNEXPECTED, USAGE, PREEMPTED, NEEDS_PERSON, INTERRUPTED = 0, 1, 2, 75, 78, 130
+OK, UNEXPECTED, USAGE, PEER_FAILED, PREEMPTED, NEEDS_PERSON, INTERRUPTED = 0, 1, 2, 70, 75, 78, 130
 
 
 class UserError(Exception):

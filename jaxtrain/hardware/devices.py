@@ -70,6 +70,22 @@ def resolve_precision(name: str, devices: Devices) -> Precision:
     return PRECISIONS[name]
 
 
+def gpus() -> int:
+    """NVIDIA GPUs that NVML sees; 0 without NVML. Starts no backend."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # no library, no driver, a mismatch: each is simply "no GPU to be seen"
+        log.debug("NVML is not available: %s", error)
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
 def unused_gpu(devices: Devices) -> str | None:
     """The name of an NVIDIA GPU that NVML sees while jax computes on the CPU; None otherwise, and without NVML."""
     if devices.platform != "cpu":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,12 +27,26 @@ def start() -> None:
     # The runner saves at a signal by itself; jax's own service would swallow it.
     if COORDINATOR in os.environ:
         jax.config.update("jax_enable_preemption_service", False)
+        _own_stdout()
         address = os.environ[COORDINATOR]
         count, number = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
         jax.distributed.initialize(address, count, number, coordinator_bind_address=address)
     elif any(int(os.environ.get(name, 1)) > 1 for name in SIZES):
         jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize()
+
+
+def _own_stdout() -> None:
+    """Results go to stdout, and what C++ says there (Gloo does) to stderr."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(results, "w")
+
+
+def joined() -> bool:
+    """Whether this process has met others; starts no backend."""
+    return jax.distributed.is_initialized()
 
 
 def several() -> bool:
