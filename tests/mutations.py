@@ -134,6 +134,18 @@ MUTATIONS = [
         "core/test_core_augment.py",
     ),
     Mutation(
+        "models/conv.py",
+        "(self.size - 1 - shift) // self.stride + 1)",
+        "(self.size - 1 - shift) // self.stride)",
+        "models/test_models_conv.py::test_values_and_both_gradients_are_those_of_lax",
+    ),
+    Mutation(
+        "models/conv.py",
+        "taken |= hit",
+        "pass",
+        "models/test_models_conv.py::test_of_equal_ones_the_first_gets_the_gradient",
+    ),
+    Mutation(
         "models/layers.py",
         "stat[...] = jnp.where(any_real, moved, old)",
         "stat[...] = moved",

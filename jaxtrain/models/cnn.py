@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from jaxtrain.config import schema
+from jaxtrain.models.conv import Conv, max_pool
 from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, call_block
 
 
@@ -15,7 +16,7 @@ class ConvBlock(nnx.Module):
     """Convolution, normalisation, activation, 2x2 max pooling: [B, H, W, C] -> [B, ceil(H/2), ceil(W/2), out]."""
 
     def __init__(self, features: int, out: int, config: schema.Cnn, *, rngs: nnx.Rngs) -> None:
-        self.conv = nnx.Conv(
+        self.conv = Conv(
             features,
             out,
             kernel_size=(3, 3),
@@ -28,7 +29,7 @@ class ConvBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         x = self.activation(self.norm(self.conv(x), mask))
-        return nnx.max_pool(x, window_shape=(2, 2), strides=(2, 2), padding="SAME")
+        return max_pool(x, 2, 2, "SAME")
 
 
 class Cnn(nnx.Module):

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from jaxtrain.config import schema
+from jaxtrain.models.conv import Conv, max_pool
 from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, call_block
 
 _STAGES = {
@@ -21,8 +22,8 @@ _STAGES = {
 }
 
 
-def _conv(config: schema.Resnet, features: int, out: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-    return nnx.Conv(
+def _conv(config: schema.Resnet, features: int, out: int, size: int, stride: int, rngs: nnx.Rngs) -> Conv:
+    return Conv(
         features,
         out,
         kernel_size=(size, size),
@@ -94,7 +95,7 @@ class Resnet(nnx.Module):
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         x = self.activation(self.stem_norm(self.stem(x), mask))
         if self.imagenet:
-            x = nnx.max_pool(x, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+            x = max_pool(x, 3, 2, 1)
         for block in self.blocks:
             x = call_block(block, x, mask, self.remat)
         return self.head(self.dropout(x.mean((1, 2))))

@@ -7,6 +7,7 @@ from flax import nnx
 
 from jaxtrain.config import schema
 from jaxtrain.config.errors import ConfigError
+from jaxtrain.models.conv import Conv
 from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, Dense, call_block
 
 
@@ -19,8 +20,8 @@ class Block(nnx.Module):
     def __init__(self, config: schema.Tcn, features: int, out: int, dilation: int, *, rngs: nnx.Rngs) -> None:
         init = INITIALISERS[config.init]
 
-        def conv(into: int) -> nnx.Conv:
-            return nnx.Conv(
+        def conv(into: int) -> Conv:
+            return Conv(
                 into,
                 out,
                 kernel_size=(config.kernel_size,),

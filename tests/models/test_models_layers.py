@@ -15,6 +15,7 @@ from models_helpers import (
     allowed,
     arrays_by_formula,
     cnn,
+    convolutions_as_they_come,
     formula,
     fresh,
     gpt,
@@ -428,7 +429,7 @@ class OneBlock(nnx.Module):
 
     def __init__(self, kind: str, remat: str, rngs: nnx.Rngs) -> None:
         self.block = {
-            "resnet": lambda: Block(resnet(), 1, 4, 2, 0.3, rngs),
+            "resnet": lambda: Block(resnet(), 3, 4, 2, 0.3, rngs),
             "gpt": lambda: gpt_model.Block(gpt(dropout=0.3, kv_heads=1), rngs=rngs),
             "tcn": lambda: tcn_model.Block(tcn(dropout=0.3, norm="batch"), 2, 4, 2, rngs=rngs),
         }[kind]()
@@ -439,7 +440,7 @@ class OneBlock(nnx.Module):
 
 
 REMATS = ("none", "full", "dots")
-BLOCK_INPUTS = {"resnet": (4, 8, 8, 1), "gpt": (4, 6, 8), "tcn": (4, 6, 2)}
+BLOCK_INPUTS = {"resnet": (4, 8, 8, 3), "gpt": (4, 6, 8), "tcn": (4, 6, 2)}
 
 
 def gradient_of(module: ModuleDef, x: Any) -> Any:
@@ -489,7 +490,8 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("kind", PRODUCTS)
-def test_remat_is_in_the_program_only_when_it_is_on_and_dots_keeps_products(kind: str) -> None:
+def test_remat_is_in_the_program_only_when_it_is_on_and_dots_keeps_products(kind: str, monkeypatch: Any) -> None:
+    convolutions_as_they_come(monkeypatch)
     names = {}
     for remat in REMATS:
         grad, params, _ = gradient_of(module_of(SMALL[kind](remat=remat)), inputs_of(kind))

@@ -7,7 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from models_helpers import SMALL, count, inputs_of, module_of, primitives, resnet
+from models_helpers import SMALL, convolutions_as_they_come, count, inputs_of, module_of, primitives, resnet
 
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.models import MODELS, summary
@@ -80,8 +80,11 @@ def test_imagenet_form_has_the_stem_the_stages_and_the_head_of_the_paper(depth: 
         (50, [(16, 256), (8, 512), (4, 1024), (2, 2048)]),
     ],
 )
-def test_stages_halve_the_image_and_double_the_channels(depth: int, sizes: list[tuple[int, int]]) -> None:
+def test_stages_halve_the_image_and_double_the_channels(
+    depth: int, sizes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64x64 images for the ImageNet form: a stride of 2 in the stem, another in the pooling."""
+    convolutions_as_they_come(monkeypatch)
     form, size = (cifar, 32) if depth == 20 else (imagenet, 64)
     module = form(depth)
     x = jax.ShapeDtypeStruct((2, size, size, 3), np.float32)
@@ -136,7 +139,8 @@ def test_the_table_of_kinds_says_what_each_takes_and_whether_it_convolves() -> N
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_convolutional_is_what_the_program_is(kind: str) -> None:
+def test_convolutional_is_what_the_program_is(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    convolutions_as_they_come(monkeypatch)
     module = module_of(SMALL[kind]())
     jaxpr = jax.make_jaxpr(lambda p, s, x: module.bind(p, s, None)(x))(
         module.params, module.model_state, inputs_of(kind)
