@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 from models_helpers import convolutions_as_they_come, formula, primitives
 
-from jaxtrain.models.conv import Conv, convolve, max_pool
+from jaxtrain.models.conv import Conv, convolve, depthwise, max_pool
 
 # (image, kernel, strides, padding, dilation, whether it is a product)
 CASES: dict[str, tuple[Any, ...]] = {
@@ -147,6 +147,47 @@ def test_a_layer_with_a_bias_strides_and_a_user_given_dtype_is_that_of_flax() ->
     x = jnp.asarray(formula((4, 4, 4, 3), 0.2, 1.0))
     close(ours(x), theirs(x), 1e-2)
     assert ours(x).dtype == jnp.bfloat16
+
+
+# (image, kernel, strides, padding, dilation)
+DEPTHWISE: dict[str, tuple[Any, ...]] = {
+    "3x3": ((2, 6, 5, 4), (3, 3, 1, 4), (1, 1), "SAME", (1, 1)),
+    "strided": ((2, 7, 6, 4), (3, 3, 1, 4), (2, 2), [(1, 1)] * 2, (1, 1)),
+    "uneven": ((2, 7, 6, 4), (2, 3, 1, 4), (3, 1), [(2, 0), (-1, 4)], (2, 3)),
+    "one channel": ((2, 6, 5, 1), (3, 3, 1, 1), (1, 1), "VALID", (1, 1)),
+    "sequence": ((3, 12, 5), (4, 1, 5), (1,), [(6, 0)], (2,)),
+    "cut": ((3, 12, 5), (3, 1, 5), (1,), [(-2, -1)], (1,)),
+}
+
+
+@pytest.mark.parametrize("case", DEPTHWISE)
+def test_a_kernel_for_each_channel_gives_the_values_and_gradients_of_lax(case: str) -> None:
+    image, shape, strides, padding, dilation = DEPTHWISE[case]
+    x, kernel = jnp.asarray(formula(image, 0.3, 1.0)), jnp.asarray(formula(shape, 1.1, 0.5))
+    space = "HW"[: len(strides)]
+    options = {
+        "rhs_dilation": dilation,
+        "feature_group_count": image[-1],
+        "dimension_numbers": (f"N{space}C", f"{space}IO", f"N{space}C"),
+    }
+
+    def of(function: Any) -> Any:
+        return lambda x, w: function(x, w, strides, padding, **options)
+
+    (y, back), (expected, their_back) = (jax.vjp(of(f), x, kernel) for f in (convolve, lax.conv_general_dilated))
+    close(y, expected)
+    slope = jnp.asarray(formula(y.shape, 0.7, 1.0))
+    for gradient, other in zip(back(slope), their_back(slope), strict=True):
+        close(gradient, other)
+    turned = of(convolve)(x, jnp.flip(kernel, range(kernel.ndim - 2)))
+    assert not np.allclose(y, turned, atol=1e-3)  # the control
+    convolves = "conv_general_dilated" in primitives(jax.make_jaxpr(of(convolve))(x, kernel).jaxpr)
+    assert convolves is (image[-1] == 1)  # one group: a plain convolution
+    if max(dilation) == 1:
+        close(depthwise(x, kernel, strides, padding), expected)
+    half = of(convolve)(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(half, np.float32), y, rtol=0.02, atol=0.02)
 
 
 # ---------------------------------------------------------------- pooling
