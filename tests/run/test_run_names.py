@@ -141,10 +141,11 @@ def test_every_depth_learns_a_batch(depth: int) -> None:
         "optimizer.peak_lr": 0.01,
         "schedule.kind": "constant",
         "augment.shift": 0,
-        "train.duration": 8,
+        "train.duration": 24,
     }
-    losses = _overfitted(load("digits", keys.items()), 8)
-    assert losses[-1] < 0.7 * losses[0]
+    losses = _overfitted(load("digits", keys.items()), 24)
+    # The first steps of 50 layers at this rate jump: rounding decides where one of them lands.
+    assert min(losses[-8:]) < 0.7 * losses[0]
 
 
 def _overfitted(config: Any, steps: int) -> list[float]:
