@@ -18,11 +18,11 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxtrain import resolve
 from jaxtrain.config import RunConfig, schema
-from jaxtrain.config.durations import period, to_steps
-from jaxtrain.config.errors import ConfigError, UserError, choices
-from jaxtrain.core.cost import Cost
-from jaxtrain.core.metrics import METRICS, Metrics, best_is
+from jaxtrain.config.errors import UserError
+from jaxtrain.core.cost import Cost, flops_of
+from jaxtrain.core.metrics import METRICS, Metrics
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import LossFn, Objective, built_in_loss, call_model, make_objective, user_loss
 from jaxtrain.core.optimizer import make_optimizer
@@ -33,27 +33,14 @@ from jaxtrain.core.step import StepSpec, make_eval_step, make_train_step, step_c
 from jaxtrain.data import feed
 from jaxtrain.data.dataset import class_weights
 from jaxtrain.data.make import Data, make_dataset
-from jaxtrain.data.order import steps_per_epoch
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hardware.compiler import compiler_options, run_once_options
 from jaxtrain.hardware.devices import Devices, available, resolve_precision
-from jaxtrain.models import MODELS
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import offload, processes, rules
 from jaxtrain.parallel.placed import Placed
+from jaxtrain.resolve import Steps
 from jaxtrain.targets import Make, load_target, maker
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The run counted in steps. An interval of 0 is "never"; the end evaluates and saves in any case."""
-
-    total: int
-    per_epoch: int
-    log_every: int
-    evaluate_every: int
-    save_every: int
-    save_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,8 @@ class Job:
     advance_many(state, fed, count) -> the same after `count` steps, for rows on the device: a loop inside the program.
     eval_step(params, model_state, batch) -> mergeable metric state: jitted.
     init() -> State, on the devices, in its shardings.
-    plain: the module as on one device. abstract_state: shapes, dtypes and shardings of the state. notes: lines that a user should see once.
+    plain: the module as on one device. abstract_state: shapes, dtypes and shardings of the state.
+    notes: lines that a user should see once.
     """
 
     config: RunConfig
@@ -114,12 +102,28 @@ class Job:
 
     def lower(self) -> Any:
         """The lowered training step, for its text or its memory."""
-        return self.advance.lower(self.abstract_state, self._abstract_fed())  # type: ignore[attr-defined]
+        return self._traced.lower()
+
+    @functools.cached_property
+    def _traced(self) -> Any:
+        return self.advance.trace(*self.expected)  # type: ignore[attr-defined]
+
+    @functools.cached_property
+    def expected(self) -> tuple[State, dict[str, Any]]:
+        """What a step is compiled for: abstract (state, fed)."""
+        return self.abstract_state, self._abstract_fed()
+
+    @functools.cached_property
+    def model_flops(self) -> int:
+        """Operations of a step's products and convolutions, without what is computed again for the memory's sake."""
+        again = getattr(self.config.model, "remat", "none") != "none" or self.mesh.shape["pipe"] > 1
+        return min(self.cost.step_flops, 3 * self.cost.forward_flops) if again else flops_of(self._traced.jaxpr)
 
     @functools.cached_property
     def cost(self) -> Cost:
         """Operations and kept bytes of a training step, counted from the traced program."""
-        return step_cost(dataclasses.replace(self.spec, module=self.plain), _abstract_batch(self.dataset, self.config.train.global_batch_size))
+        spec = dataclasses.replace(self.spec, module=self.plain)
+        return step_cost(spec, _abstract_batch(self.dataset, self.config.train.global_batch_size))
 
     def _abstract_fed(self) -> Any:
         if self.feed_kind == "resident":
@@ -153,14 +157,14 @@ def build(
     module = plain = ModuleDef(make)
     rules.check(config, module.params, dataset.schema.input_shape)
     mesh = meshes.make_mesh(config.mesh, devices.devices)
-    _check_divisible(config, meshes.row_parts(mesh))
+    resolve.check_divisible(config, meshes.row_parts(mesh))
     specs = rules.parameter_specs(config.model.kind, module.params, mesh)
     if mesh.shape["fsdp"] > 1 or mesh.shape["pipe"] > 1:
         module = Placed(make, specs, mesh)
     objective, loss_fn, metrics = _objective(config, dataset, module, loss, notes)
-    steps = _steps(config, dataset)
+    steps = resolve.steps(config, dataset)
     precision = resolve_precision(config.precision, devices)
-    convolutional = _convolutional(config, module)
+    convolutional = resolve.convolutional(config, module)
     train = config.train
     spec = StepSpec(
         module=module,
@@ -175,7 +179,7 @@ def build(
         seed=train.seed,
         micro_batches=train.global_batch_size // (train.micro_batch_size or train.global_batch_size),
         unroll=convolutional and devices.platform == "cpu",
-        lanes=_lanes(config, module, devices, mesh.size),
+        lanes=resolve.lanes(config, module, devices, mesh.size),
         branch=devices.platform == "cpu" and mesh.size == 1,
         clip_norm=config.optimizer.clip_norm,
         ema_decay=train.ema_decay,
@@ -194,7 +198,7 @@ def build(
     feed_kind = feed.choose(config.data.feed, nbytes, devices.memory, dataset.in_memory)
     train_step = offload.around(make_train_step(spec), shardings)
     advance = _advance(train_step, feed_kind, dataset, train, mesh)
-    _check_dispatch(config, feed_kind)
+    resolve.check_dispatch(config, feed_kind)
     jit = functools.partial(jax.jit, compiler_options=compiler_options(devices.platform, convolutional) or None)
     stepping = functools.partial(jit, donate_argnums=0, out_shardings=(shardings, meshes.replicated(mesh)))
     return Job(
@@ -208,8 +212,8 @@ def build(
         metrics=metrics,
         steps=steps,
         feed_kind=feed_kind,
-        eval_batch=_eval_batch(config, meshes.row_parts(mesh)),
-        mode=_mode(config, metrics),
+        eval_batch=resolve.eval_batch(config, meshes.row_parts(mesh)),
+        mode=resolve.mode(config, metrics),
         abstract_state=abstract,
         init=jax.jit(start, out_shardings=shardings, compiler_options=run_once_options(devices.platform) or None),
         advance=stepping(advance),
@@ -322,81 +326,3 @@ def _check_runs(spec: StepSpec, dataset: Data, rows: int) -> tuple[str, ...]:
             f"targets {list(batch['targets'].shape)}: {what}"
         ) from error
     return tuple(sums)
-
-
-def _steps(config: RunConfig, dataset: Data) -> Steps:
-    train = config.train
-    per_epoch = max(steps_per_epoch(dataset.rows("train"), train.global_batch_size), 1)
-    total = to_steps(train.duration, steps_per_epoch=per_epoch)
-    if total < 1:
-        raise ConfigError(f"train.duration: {train.duration!r} is no step at all; at least 1 is needed")
-    save_every, save_seconds = period(config.checkpoint.every, steps_per_epoch=per_epoch, total_steps=total)
-    evaluate_every = to_steps(config.evaluate.every, steps_per_epoch=per_epoch, total_steps=total)
-    return Steps(total, per_epoch, config.log.every, evaluate_every, save_every, save_seconds)
-
-
-def _check_divisible(config: RunConfig, devices: int) -> None:
-    train = config.train
-    micro = train.micro_batch_size or train.global_batch_size
-    if micro % devices:
-        name = "train.micro_batch_size" if train.micro_batch_size else "train.global_batch_size"
-        near = sorted({max(micro // devices, 1) * devices, (micro // devices + 1) * devices})
-        raise ConfigError(
-            f"{name}: {micro} rows cannot be split over {devices} devices; "
-            f"allowed: multiples of {devices}, such as {' or '.join(map(str, near))} "
-            f"(or {'mesh.data=1' if config.mesh.fsdp == 1 else 'less of mesh.data, mesh.fsdp'})"
-        )
-
-
-def _check_dispatch(config: RunConfig, feed_kind: str) -> None:
-    asked = config.train.steps_per_dispatch
-    if asked not in ("auto", 1) and feed_kind != "resident":
-        raise ConfigError(
-            f"train.steps_per_dispatch: {asked} needs rows on the device, and these come by data.feed={feed_kind}; "
-            "allowed: auto or 1, or data.feed=resident"
-        )
-
-
-def _lanes(config: RunConfig, module: ModuleDef, devices: Devices, parts: int) -> int:
-    """The lanes of a forward pass: those asked for, or on one CPU device those of the kind, where the rows allow it."""
-    rows, asked = config.train.micro_batch_size or config.train.global_batch_size, config.train.lanes
-    if asked is None:
-        kind = MODELS.get(config.model.kind)
-        wanted = kind.lanes if kind and devices.platform == "cpu" and parts == 1 and not module.model_state else 1
-        return wanted if rows % wanted == 0 else 1
-    if rows % (asked * parts):
-        fits = [n for n in range(1, rows // parts + 1) if rows % (n * parts) == 0]
-        raise ConfigError(
-            f"train.lanes: {rows} rows on {parts} device{'s'[: parts - 1]} cannot be split into {asked}; "
-            f"allowed: {', '.join(map(str, fits))}"
-        )
-    if asked > 1 and module.model_state:
-        raise ConfigError(
-            f"train.lanes: {asked} for a model with state of its own ({next(iter(module.model_state))}), "
-            "which each lane would change; allowed: 1, or a model without it (such as model.norm=layer)"
-        )
-    return asked
-
-
-def _eval_batch(config: RunConfig, devices: int) -> int:
-    wanted = config.evaluate.batch_size or config.train.global_batch_size
-    return -(-wanted // devices) * devices
-
-
-def _mode(config: RunConfig, metrics: Metrics | None) -> str:
-    name = config.evaluate.metric
-    known = ["loss", *(metrics.names if metrics else [])]
-    custom = isinstance(config.objective, schema.CustomObjective) or metrics is None
-    if name not in known and not custom:
-        raise ConfigError(f"evaluate.metric: {name!r} is not computed here; {choices(name, known)}")
-    if config.evaluate.mode != "auto":
-        return config.evaluate.mode
-    if name not in known:
-        raise ConfigError(f"evaluate.mode: auto does not know which way {name!r} is better; allowed: min, max")
-    return best_is(name)
-
-
-def _convolutional(config: RunConfig, module: ModuleDef) -> bool:
-    """Whether the program convolves: by the table of kinds, or by the kernels of a user's module."""
-    kind = MODELS.get(config.model.kind)
-    return kind.convolutional if kind else any(p.ndim >= 3 for p in module.params.values())

@@ -16,8 +16,9 @@ from jaxtrain.checkpoint.files import write_json
 from jaxtrain.config import NeedsPerson, RunConfig
 from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
+from jaxtrain.data import feed
 from jaxtrain.data.order import sequential_rows
-from jaxtrain.hardware import compile_cache
+from jaxtrain.hardware import compile_cache, peak
 from jaxtrain.hooks.console import Console
 from jaxtrain.hooks.control import (
     Agreed,
@@ -31,11 +32,12 @@ from jaxtrain.hooks.control import (
     TimeBudget,
 )
 from jaxtrain.hooks.folder import RunFolder, strict
-from jaxtrain.hooks.writers import Jsonl, RunLog, Status, TensorBoard
+from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
 from jaxtrain.models import summary
 from jaxtrain.parallel import processes
 from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
+from jaxtrain.sentinel import Sentinel
 from jaxtrain.words import closing_lines, opening_lines
 
 log = logging.getLogger("jaxtrain")
@@ -49,9 +51,10 @@ class Session:
         self.store = open_store(job, folder)
         metric, mode = job.config.evaluate.metric, job.mode
         self.console = Console(metric, mode, quiet=quiet or not processes.is_first())
-        self._rows = Jsonl(folder, job.steps.per_epoch, job.config.train.global_batch_size)
+        self._clock = Clock(job.config.train.global_batch_size, lambda: self._feeder.waited if self._feeder else 0.0)
+        self._rows = Jsonl(folder, job.steps.per_epoch, self._clock)
         self.state: State | None = None
-        self._feeder: Any = None
+        self._feeder: feed.Timed | None = None
         self._many: dispatch.Many | None = None
         self._eval_batches: dict[str, list[Any]] = {}
 
@@ -82,9 +85,11 @@ class Session:
                 job.compile()
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
                 self.state = job.init() if state is None else state
-                self._feeder = job.feeder()
+                self._feeder = feed.Timed(job.feeder())
             with console.phase("choosing the steps a dispatch", told=False):
                 self._many = self._choose(first)
+            with console.phase("measuring what the device can do", told=False):
+                self._clock.knows(job.model_flops, peak.peak(job.devices))
             stop = (None if processes.several() else signals.pending()) or self._fit(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()
@@ -129,6 +134,7 @@ class Session:
     def _fit(self, hooks: list[Hook], saver: Saver, first: int) -> Stop:
         job, state = self.job, self.state
         assert state is not None
+        assert self._feeder is not None
 
         def save(step: int, state: State) -> None:
             meta = {
@@ -147,7 +153,7 @@ class Session:
 
         self.state, stop = fit(
             state,
-            job.advance,
+            Sentinel(job.advance, *job.expected),
             self._feeder,
             hooks,
             start=first,
@@ -172,6 +178,7 @@ class Session:
             return None
         steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
         if steps is None:
+            assert self._feeder is not None
             choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)
             steps = choice.steps
             log.debug("steps a dispatch: %d (%s)", steps, choice.why)
@@ -263,9 +270,10 @@ class Session:
 
     def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
         job, config, steps = self.job, self.job.config, self.job.steps
-        board = TensorBoard(self.folder, training_samples(job.dataset), enabled=config.log.tensorboard)
-        hooks: list[Hook] = [CheckSaves(self.store.poll), self.console, saver]
-        hooks += [self._rows, board] if processes.is_first() else []
+        samples = training_samples(job.dataset)
+        board = TensorBoard(self.folder, self._clock, samples, enabled=config.log.tensorboard)
+        writers: list[Hook] = [self._clock, self._rows, board] if processes.is_first() else []
+        hooks: list[Hook] = [CheckSaves(self.store.poll), *writers, self.console, saver]
         if job.dataset.eval_rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:

@@ -15,8 +15,33 @@ import pytest
 import jaxtrain
 
 PACKAGE = Path(jaxtrain.__file__).parent
-ORDER = ["config", "core", "hardware", "models", "parallel", "data", "checkpoint", "loop", "hooks", "targets"]
-ORDER += ["build", "dispatch", "report", "words", "resuming", "session", "eager", "runner", "evaluate", "launch", "cli"]
+ORDER = [
+    "config",
+    "core",
+    "hardware",
+    "models",
+    "parallel",
+    "data",
+    "checkpoint",
+    "loop",
+    "hooks",
+    "targets",
+    "resolve",
+]
+ORDER += [
+    "build",
+    "dispatch",
+    "sentinel",
+    "report",
+    "words",
+    "resuming",
+    "session",
+    "eager",
+    "runner",
+    "evaluate",
+    "launch",
+    "cli",
+]
 """DESIGN.md's order. targets is a part of the build, eager debugs it; words, resuming, session belong to the runner."""
 
 

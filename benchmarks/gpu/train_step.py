@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,8 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
 from work import Workload  # noqa: E402
 
+from jaxtrain.hardware.peak import card as peak_of  # noqa: E402
+
 GPT = {"kind": "gpt", "positions": "learned", "norm": "layer", "activation": "gelu"}
 CASES = {
     "gpt": Workload(GPT | {"layers": 12, "heads": 12, "width": 768}, (1024,), 16, 10, outputs=50304, timed=5),
@@ -40,18 +41,6 @@ TINY = {
     "resnet50": Workload({"kind": "resnet", "depth": 50, "width": 8}, (32, 32, 3), 4, 5, timed=2),
 }
 TITLES = {"gpt": "gpt-124M, {} rows of 1,024 tokens", "resnet50": "resnet-50, {} pictures of 224x224x3"}
-PEAKS: dict[str, int | None] = {
-    "H200 NVL": None,  # its peak is another one
-    "H200": 989,
-    "H100 80GB HBM3": 989,  # the SXM form, as the driver calls it
-    "A100": 312,
-    "L40S": 362,
-    "L4": 121,
-    "RTX 4090": 165,
-}
-"""Dense bf16 TFLOP/s with fp32 sums (half of what is stated for sparse matrices), from NVIDIA's data sheets of H200,
-H100, A100, L40S, L4, and for the RTX 4090 its Ada whitepaper. The first name found in the card's counts; without a
-number there is no MFU."""
 ROOMS = ["core", "loop.py", "dispatch.py", "session.py", "models", "hardware", "data/feed.py", "data/order.py"]
 ROOMS += ["hooks/writers.py", "hooks/control.py", "hooks/console.py"]
 
@@ -218,8 +207,8 @@ def report(
     runs: dict[str, dict[str, list[Run]]], cases: dict[str, Workload], card: str, options: argparse.Namespace
 ) -> list[str]:
     """A table for each network."""
-    peak = next((p for name, p in PEAKS.items() if re.search(rf"\b{name}\b", card)), None)
-    told = f"peak {peak} TFLOP/s" if peak else "its peak is not in this script's table, so MFU is not given"
+    peak = peak_of(card)
+    told = f"peak {peak / 1e12:.0f} TFLOP/s" if peak else "its peak is not in jaxtrain's table, so MFU is not given"
     lines = [f"On {card} ({told}), bf16, {options.rounds} rounds interleaved, each arm in its own process."]
     for name, arms in runs.items():
         own = cases[name]
@@ -237,7 +226,7 @@ def report(
             times = [one["step"] for one in each]
             ratios = [a["step"] / b["step"] for a, b in zip(each, arms["jaxtrain"], strict=True)]
             memory = [one["memory"] / 2**30 for one in each if one["memory"]]
-            mfu = f"{flops / statistics.median(times) / peak / 1e12:.1%}" if peak else "-"
+            mfu = f"{flops / statistics.median(times) / peak:.1%}" if peak else "-"
             lines.append(
                 f"| {arm} | {1e3 * statistics.median(times):.1f} | {1e3 * min(times):.1f} to {1e3 * max(times):.1f} | "
                 f"{mfu} | {f'{max(memory):.2f}' if memory else '-'} | "

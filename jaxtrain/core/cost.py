@@ -57,7 +57,12 @@ def flops(function: Callable[..., Any], *args: Any) -> int:
       attention, foreign calls) count nothing.
     - Everything else that holds a program (jit, remat, custom derivatives): that program. Dead code counts too.
     """
-    return _flops(_body(jax.make_jaxpr(function)(*args)))
+    return flops_of(jax.make_jaxpr(function)(*args))
+
+
+def flops_of(program: Any) -> int:
+    """`flops` of a program that is traced already (a Jaxpr, closed or not)."""
+    return _flops(_body(program))
 
 
 def saved_bytes(function: Callable[..., Any], params: Any, *args: Any) -> int:

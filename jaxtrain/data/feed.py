@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -148,5 +148,23 @@ def _end(thread: threading.Thread, out: queue.Queue[tuple[int, Any]], stop: thre
 
 
 Feeder = Resident | Direct | Prefetch
+
+
+class Timed:
+    """A feeder, and the seconds that its caller has waited for it so far."""
+
+    def __init__(self, feeder: Feeder) -> None:
+        self._feeder = feeder
+        self.waited = 0.0
+
+    def __call__(self, position: int) -> Batch:
+        since = time.perf_counter()
+        batch = self._feeder(position)
+        self.waited += time.perf_counter() - since
+        return batch
+
+    def close(self) -> None:
+        self._feeder.close()
+
 
 FEEDERS: dict[str, Callable[[HostBatches, Put], Feeder]] = {"direct": Direct, "prefetch": Prefetch}

@@ -34,25 +34,59 @@ class Guarded(Hook):
             log.warning("%s stopped writing: %s: %s; training goes on", self._name, type(error).__name__, error)
 
 
+class Clock(Hook):
+    """What steps take, for the writers behind it: the steps since the last row, evaluation or save.
+
+    figures: step and data_wait, in seconds a step (data_wait: of these, what the loop waited for its batches);
+    examples_per_s; mfu, the share of the devices' peak that the model's operations come to.
+    """
+
+    def __init__(self, rows: int, waited: Callable[[], float]) -> None:
+        """rows: of a step. waited: for batches, seconds so far."""
+        self._rows, self._waited = rows, waited
+        self._least: float | None = None
+        self._mark = (0, 0.0, 0.0)
+        self.figures: dict[str, float] = {}
+
+    def knows(self, flops: int, peak: float | None) -> None:
+        """The model's operations in a step, and those that all devices can do in a second (None: not known)."""
+        self._least = flops / peak if peak else None
+
+    def start(self, step: int) -> None:
+        self._mark = (step, time.perf_counter(), self._waited())
+
+    on_save = start
+
+    def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        self.start(step)
+
+    def on_metrics(self, step: int, figures: dict[str, float]) -> None:
+        before, since, waited = self._mark
+        self.start(step)
+        _, now, waiting = self._mark
+        self.figures = {}
+        if step == before:  # the row comes after an evaluation of its step: nothing has been timed
+            return
+        took = (now - since) / (step - before)
+        self.figures = {
+            "step": took,
+            "data_wait": (waiting - waited) / (step - before),
+            "examples_per_s": self._rows / took,
+        }
+        if self._least is not None:
+            self.figures["mfu"] = self._least / took
+
+
 class Jsonl(Guarded):
     """metrics.jsonl: a row of training metrics, a row an evaluation. Wall-clock names live under time/."""
 
-    def __init__(self, folder: RunFolder, steps_per_epoch: int, rows_per_step: int) -> None:
+    def __init__(self, folder: RunFolder, steps_per_epoch: int, clock: Clock) -> None:
         super().__init__("metrics.jsonl")
-        self._folder, self._per_epoch, self._rows = folder, steps_per_epoch, rows_per_step
-        self._clock = (0, time.perf_counter())
-
-    def start(self, step: int) -> None:
-        self._clock = (step, time.perf_counter())
+        self._folder, self._per_epoch, self._clock = folder, steps_per_epoch, clock
 
     def on_metrics(self, step: int, figures: dict[str, float]) -> None:
-        before, since = self._clock
-        now = time.perf_counter()
-        self._clock = (step, now)
-        per_step = (now - since) / max(step - before, 1)
         row = {f"train/{name}": value for name, value in figures.items()}
-        row |= {"time/step": per_step, "time/examples_per_s": self._rows / per_step}
-        self.write(step, row)
+        self.write(step, row | {f"time/{name}": value for name, value in self._clock.figures.items()})
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.write(step, {f"eval/{name}": value for name, value in evaluation.figures.items()})
@@ -71,9 +105,11 @@ class Jsonl(Guarded):
 class TensorBoard(Guarded):
     """Events in the run folder: scalars, images, hparams. A resume purges what is newer than its step."""
 
-    def __init__(self, folder: RunFolder, samples: np.ndarray | None = None, enabled: bool = True) -> None:
+    def __init__(
+        self, folder: RunFolder, clock: Clock, samples: np.ndarray | None = None, enabled: bool = True
+    ) -> None:
         super().__init__("TensorBoard")
-        self._folder, self._samples, self._broken = folder, samples, not enabled
+        self._folder, self._clock, self._samples, self._broken = folder, clock, samples, not enabled
         self._writer: Any = None
 
     def start(self, step: int) -> None:
@@ -87,7 +123,8 @@ class TensorBoard(Guarded):
         self.guarded(begin)
 
     def on_metrics(self, step: int, figures: dict[str, float]) -> None:
-        self.scalars(step, {f"train/{name}": value for name, value in figures.items()})
+        row = {f"train/{name}": value for name, value in figures.items()}
+        self.scalars(step, row | {f"time/{name}": value for name, value in self._clock.figures.items()})
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         self.scalars(step, {f"eval/{name}": value for name, value in evaluation.figures.items()})

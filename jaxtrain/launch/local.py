@@ -43,10 +43,15 @@ def launch(command: Sequence[str], processes: int, logs: Path) -> int:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    preexec_fn=_default_interrupt,  # noqa: PLW1509 no thread has been started here
+                    preexec_fn=_default_interrupt,  # no thread has been started here
                 )
             )
-        signal.signal(signal.SIGTERM, lambda *_: [child.send_signal(signal.SIGTERM) for child in children])
+
+        def pass_on(number: int, frame: Any) -> None:
+            for child in children:
+                child.send_signal(number)
+
+        signal.signal(signal.SIGTERM, pass_on)
         return _wait(children, logs)
     finally:
         for child in children:

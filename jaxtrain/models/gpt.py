@@ -167,7 +167,7 @@ class Gpt(nnx.Module):
 
     def empty_cache(self, rows: int, dtype: Any = jnp.float32) -> Cache:
         """A cache for `rows` sequences of up to block_size tokens."""
-        shape = (rows, self.block_size, self.kv_heads, self.head_size)
+        shape: tuple[int, ...] = (rows, self.block_size, self.kv_heads, self.head_size)
         if isinstance(self.blocks, Stack):
             shape = (self.blocks.count, *shape)
             return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)

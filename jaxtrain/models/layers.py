@@ -145,6 +145,7 @@ class Stack(nnx.Module):
         graph, arrays = nnx.split(self.stacked)
 
         def one(x: jax.Array, own: Any) -> Any:
-            return nnx.merge(graph, own[0]).decode(x, own[1], at)
+            block: Any = nnx.merge(graph, own[0])
+            return block.decode(x, own[1], at)
 
         return jax.lax.scan(one, x, (arrays, cache))  # type: ignore[return-value]

@@ -35,7 +35,6 @@ MESHES = {
     "data 2 x tensor 4": {"tensor": 4},
     "data 2 x fsdp 2 x tensor 2": {"fsdp": 2, "tensor": 2},
     "data 2 x context 4": {"context": 4},
-
     "tensor 2 x context 2": {"data": 1, "tensor": 2, "context": 2},
 }
 STACKED = {

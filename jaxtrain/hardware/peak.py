@@ -1,0 +1,85 @@
+"""Operations a second that devices reach at most: what model FLOPs utilisation is a share of.
+
+GPUs: a table of dense bf16 (or fp16) products with fp32 sums, from NVIDIA's data sheets, whatever precision a run has.
+CPU: the largest of a few products of fp32 matrices, measured, and kept for a day in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+
+from jaxtrain.hardware import compile_cache
+from jaxtrain.hardware.devices import Devices
+
+TFLOPS: dict[str, int | None] = {
+    "B200": 2250,
+    "H200 NVL": None,  # another one than H200's
+    "H200": 989,
+    "H100 80GB HBM3": 989,  # the SXM form, as the driver calls it
+    "H100 PCIe": 756,
+    "A100": 312,
+    "A30": 165,
+    "A10": 125,
+    "A10G": None,
+    "L40S": 362,
+    "L4": 121,
+    "T4": 65,
+    "V100": 125,
+    "RTX 4090": 165,
+    "RTX 3090": 71,
+}
+"""Half of what is stated for sparse matrices. The first name found in the card's counts, so longer ones come first;
+without a number there is no utilisation. RTX 4090 and 3090: from the whitepapers of Ada and Ampere."""
+SIZE, TIMES, DAY, FILE = 1024, 6, 86_400.0, "peak.json"
+
+
+def peak(devices: Devices) -> float | None:
+    """Operations a second (2 for a multiply-add) of all devices together; None: not known.
+
+    CPU "devices" share one machine, which counts once. Several processes on CPUs may share one too: not known.
+    """
+    if devices.platform == "cpu":
+        return None if jax.process_count() > 1 else _cpu()
+    each = card(devices.kind)
+    return each * len(devices.devices) if each else None
+
+
+def card(name: str) -> float | None:
+    """Of one GPU by the name that its driver gives."""
+    known = next((value for part, value in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
+    return 1e12 * known if known else None
+
+
+def _cpu() -> float:
+    folder = compile_cache.use()
+    here = f"{platform.node()} {platform.machine()} {os.cpu_count()} jax {jax.__version__}"
+    if folder is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads((folder / FILE).read_text())
+            if kept["on"] == here and 0 <= time.time() - kept["time"] < DAY:
+                return float(kept["peak"])
+    found = measure()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            (folder / FILE).write_text(json.dumps({"on": here, "time": time.time(), "peak": found}))
+    return found
+
+
+def measure() -> float:
+    """The fastest of a few products on the first device: about 0.1 s on two cores."""
+    product = jax.jit(lambda x: x @ x)
+    x = jax.block_until_ready(product(jnp.ones((SIZE, SIZE), jnp.float32) / SIZE))
+    seconds = []
+    for _ in range(TIMES):
+        since = time.perf_counter()
+        x = jax.block_until_ready(product(x))
+        seconds.append(time.perf_counter() - since)
+    return 2 * SIZE**3 / min(seconds)
