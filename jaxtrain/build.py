@@ -84,12 +84,23 @@ class Job:
         if self.feed_kind == "resident":
             rows = self.dataset.resident("train")
             return feed.Resident({n: processes.put(x, meshes.replicated(self.mesh)) for n, x in rows.items()})
-        return feed.FEEDERS[self.feed_kind](self.host_batches(), self.put)
+        return feed.FEEDERS[self.feed_kind](*self._own_batches())
 
-    def host_batches(self) -> feed.HostBatches:
-        """Training batches on the host, by position."""
+    def host_batches(self, part: tuple[int, int] | None = None) -> feed.HostBatches:
+        """Training batches on the host, by position; `part`: [first, last) of their rows."""
         train = self.config.train
-        return feed.HostBatches(self.dataset, "train", train.seed, train.global_batch_size)
+        return feed.HostBatches(self.dataset, "train", train.seed, train.global_batch_size, part)
+
+    def _own_batches(self) -> tuple[feed.HostBatches, feed.Put]:
+        """Of each training batch the rows that this process's devices hold, and how they get there."""
+        rows = self.config.train.global_batch_size
+        first, last = processes.own_rows(meshes.rows_sharding(self.mesh), rows)
+
+        def put(batch: dict[str, Any]) -> dict[str, Any]:
+            shardings = meshes.batch_shardings(self.mesh, batch)
+            return {n: processes.put(x, shardings[n], rows if x.ndim else None, first) for n, x in batch.items()}
+
+        return self.host_batches((first, last)), put
 
     def put(self, batch: dict[str, Any]) -> dict[str, Any]:
         """A host batch on the devices, its rows split over them."""

@@ -59,8 +59,8 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             texts.append(f"{name} is new: {_type(x)}")
         elif _type(before[name]) != _type(x):
             texts.append(f"{name} was {_type(before[name])}, is {_type(x)}")
-        elif not before[name].sharding.is_equivalent_to(x.sharding, len(x.shape)):
-            texts.append(f"{name} was laid out as {before[name].sharding}, is {x.sharding}")
+        elif (laid := before[name].sharding) is not None and not laid.is_equivalent_to(x.sharding, x.ndim):
+            texts.append(f"{name} was laid out as {laid}, is {x.sharding}")
     return texts
 
 

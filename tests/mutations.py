@@ -93,7 +93,7 @@ MUTATIONS = [
     ),
     Mutation(
         "core/optimizer.py",
-        "{name: p.ndim >= 2 and not _is_embedding(name) for name, p in params.items()}",
+        "{name: p.ndim - is_stacked(name) >= 2 and not _is_embedding(name) for name, p in params.items()}",
         "{name: True for name in params}",
         "core/test_core_optimizer.py",
     ),
@@ -213,8 +213,8 @@ MUTATIONS = [
     ),
     Mutation(
         "session.py",
-        "[CheckSaves(self.store.poll), self._rows,",
-        "[self._rows,",
+        "[CheckSaves(self.store.poll), *writers,",
+        "[*writers,",
         "run/test_run_ways.py::test_a_failed_save_ends_the_run_at_the_next_step_and_not_at_the_next_save",
     ),
     Mutation(
@@ -228,6 +228,30 @@ MUTATIONS = [
         "tuple(range(is_stacked(name), p.ndim - 1))",
         "tuple(range(p.ndim - 1))",
         "models/test_models_stack.py::test_an_update_of_a_stack_is_that_of_its_blocks",
+    ),
+    Mutation(
+        "sentinel.py",
+        "if programs != self._programs:",
+        "if not programs:",
+        "run/test_run_sentinel.py::test_the_array_that_changed_is_named",
+    ),
+    Mutation(
+        "hooks/writers.py",
+        "on_save = start",
+        "on_save = Hook.on_save",
+        "hooks/test_hooks_writers.py::test_the_clock_times_the_steps_since_the_last_row_evaluation_or_save",
+    ),
+    Mutation(
+        "data/feed.py",
+        "np.arange(*self._part)",
+        "np.arange(self._batch)",
+        "data/test_data_feed.py::test_a_part_of_each_batch_is_all_that_is_read",
+    ),
+    Mutation(
+        "hardware/peak.py",
+        'time.time() - kept["time"] < DAY',
+        'time.time() - kept["time"]',
+        "hardware/test_hardware_peak.py::test_the_cpu_is_measured_once_a_day_and_counts_once",
     ),
     Mutation(
         "loop.py",

@@ -15,34 +15,11 @@ import pytest
 import jaxtrain
 
 PACKAGE = Path(jaxtrain.__file__).parent
-ORDER = [
-    "config",
-    "core",
-    "hardware",
-    "models",
-    "parallel",
-    "data",
-    "checkpoint",
-    "loop",
-    "hooks",
-    "targets",
-    "resolve",
-]
-ORDER += [
-    "build",
-    "dispatch",
-    "sentinel",
-    "report",
-    "words",
-    "resuming",
-    "session",
-    "eager",
-    "runner",
-    "evaluate",
-    "launch",
-    "cli",
-]
-"""DESIGN.md's order. targets is a part of the build, eager debugs it; words, resuming, session belong to the runner."""
+ORDER = ["config", "core", "hardware", "models", "parallel", "data", "checkpoint", "loop", "hooks", "targets"]
+ORDER += ["resolve", "build", "dispatch", "sentinel", "report", "words", "resuming", "session", "eager", "runner"]
+ORDER += ["evaluate", "launch", "cli"]
+"""DESIGN.md's order. targets and resolve are parts of the build, eager debugs it; sentinel, words, resuming and session
+belong to the runner."""
 
 
 def _imports(path: Path) -> set[str]:

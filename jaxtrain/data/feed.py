@@ -42,10 +42,14 @@ def gather(dataset: Data, resident: Batch, position: Any, seed: int, batch: int)
 
 
 class HostBatches:
-    """The batch at a position, gathered on the host. The order of an epoch is computed once and kept."""
+    """The batch at a position, gathered on the host. The order of an epoch is computed once and kept.
 
-    def __init__(self, dataset: Data, split: str, seed: int, batch: int) -> None:
+    part: [first, last) of the rows of each batch, the only ones that are read; None: all.
+    """
+
+    def __init__(self, dataset: Data, split: str, seed: int, batch: int, part: tuple[int, int] | None = None) -> None:
         self._dataset, self._split, self._seed, self._batch = dataset, split, seed, batch
+        self._part = part or (0, batch)
         self._rows = dataset.rows(split)
         self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
 
@@ -56,7 +60,7 @@ class HostBatches:
             self._order = (epoch, permute(self._seed, epoch, everything, self._rows))
         start = k * self._batch
         real = min(self._rows - start, self._batch)
-        slot = np.arange(self._batch)
+        slot = np.arange(*self._part)
         rows = self._order[1][start + slot % real]
         batch = self._dataset.read(self._split, rows, epoch)
         return {**batch, "mask": slot < real, "epoch": np.int32(epoch)}

@@ -27,8 +27,16 @@ def launch(command: Sequence[str], processes: int, logs: Path) -> int:
     others are ended: its code is the result, 70 when a signal killed it. SIGTERM is handed on; Ctrl-C reaches all.
     """
     address, shares = f"127.0.0.1:{free_port()}", gpu_shares(processes)
-    children, files = [], []
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    children: list[subprocess.Popen[bytes]] = []
+    files = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    before = {
+        name: signal.signal(name, act) for name, act in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, pass_on))
+    }
     try:
         for number in range(processes):
             here = {COORDINATOR: address, PROCESSES: str(processes), PROCESS: str(number), **shares[number]}
@@ -46,12 +54,6 @@ def launch(command: Sequence[str], processes: int, logs: Path) -> int:
                     preexec_fn=_default_interrupt,  # no thread has been started here
                 )
             )
-
-        def pass_on(number: int, frame: Any) -> None:
-            for child in children:
-                child.send_signal(number)
-
-        signal.signal(signal.SIGTERM, pass_on)
         return _wait(children, logs)
     finally:
         for child in children:
@@ -59,8 +61,8 @@ def launch(command: Sequence[str], processes: int, logs: Path) -> int:
                 child.kill()
         for file in files:
             file.close()
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for name, action in before.items():
+            signal.signal(name, action)
 
 
 def _default_interrupt() -> None:
@@ -73,17 +75,23 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], logs: Path) -> int:
     until = float("inf")
     while any(child.poll() is None for child in children) and time.monotonic() < until:
         if failed is None:
-            failed = next((i for i, child in enumerate(children) if child.poll() not in (None, 0)), None)
+            failed = _first_failed(children)
             until = time.monotonic() + GRACE if failed is not None else until
         time.sleep(POLL)
     if failed is None:
-        failed = next((i for i, child in enumerate(children) if child.returncode), None)
+        failed = _first_failed(children)
     if failed is None:
         return 0
     code = children[failed].returncode
     if code != children[0].returncode:
         print(f"jaxtrain: process {failed} ended with {code}: see {logs / f'run.{failed}.log'}", file=sys.stderr)
     return code if code is not None and code > 0 else PEER_FAILED
+
+
+def _first_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """One that a signal killed before those that failed because of it."""
+    ended = [(code, i) for i, child in enumerate(children) if (code := child.poll())]
+    return min(ended, key=lambda one: (one[0] > 0, one[1]))[1] if ended else None
 
 
 def free_port() -> int:

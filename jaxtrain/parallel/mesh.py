@@ -77,6 +77,11 @@ def everywhere(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.shard_map(function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 
 
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    """Of an array with one value a row of a batch."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
 def batch_shardings(mesh: Mesh, batch: dict[str, Any]) -> dict[str, NamedSharding]:
     """Rows (the first axis) are split, with `context` the tokens (the second axis) too; scalars are everywhere."""
 

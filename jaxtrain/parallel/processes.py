@@ -95,12 +95,26 @@ def whole(array: jax.Array) -> Any:
         return multihost_utils.process_allgather(array, tiled=True)
 
 
-def put(array: Any, sharding: Any) -> jax.Array:
-    """An array that every process has in full, on the devices of all."""
+def put(array: Any, sharding: Any, rows: int | None = None, first: int = 0) -> jax.Array:
+    """An array on the devices of all processes, each of which has it in full.
+
+    rows: the array has so many, and this process, of those from `first` on, at least what its own devices hold.
+    """
     if not several():
         return jax.device_put(array, sharding)
     host = np.asarray(array)
-    parts = sharding.addressable_devices_indices_map(host.shape).items()
-    return jax.make_array_from_single_device_arrays(
-        host.shape, sharding, [jax.device_put(host[index], device) for device, index in parts]
-    )
+    shape = host.shape if rows is None else (rows, *host.shape[1:])
+
+    def own(index: tuple[slice, ...]) -> np.ndarray:
+        begin, end, _ = index[0].indices(rows or 0)
+        return host[(slice(begin - first, end - first), *index[1:])]
+
+    parts = sharding.addressable_devices_indices_map(shape).items()
+    arrays = [jax.device_put(host[index] if rows is None else own(index), device) for device, index in parts]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def own_rows(sharding: Any, rows: int) -> tuple[int, int]:
+    """[first, last) of the rows that the devices of this process hold, and what lies between."""
+    parts = [index[0].indices(rows) for index in sharding.addressable_devices_indices_map((rows,)).values()]
+    return min(begin for begin, _, _ in parts), max(end for _, end, _ in parts)

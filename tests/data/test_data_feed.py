@@ -74,6 +74,43 @@ def test_resident_direct_and_prefetch_give_the_same_batches_over_three_epochs(da
         assert ids == dataset.splits.train[order].tolist()
 
 
+@pytest.mark.parametrize("part", [(0, 2), (2, 4), (1, 3)])
+def test_a_part_of_each_batch_is_all_that_is_read(dataset: Dataset, part: tuple[int, int]) -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def rows(self, split: str) -> int:
+            return dataset.rows(split)
+
+        def read(self, split: str, rows: np.ndarray, epoch: int) -> dict[str, np.ndarray]:
+            asked.append(len(rows))
+            return dataset.read(split, rows, epoch)
+
+    mine: Any = feed.HostBatches(Counting(), "train", SEED, BATCH, part)  # type: ignore[arg-type]
+    for position in range(12):
+        whole = host_batches(dataset)(position)
+        for name, value in mine(position).items():
+            np.testing.assert_array_equal(value, whole[name][slice(*part)] if value.ndim else whole[name])
+    assert asked == [2] * 12
+
+
+def test_the_time_that_the_caller_waits_is_counted(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+
+    def slow(batch: feed.Batch) -> feed.Batch:
+        nonlocal now
+        now += 0.25
+        return batch
+
+    monkeypatch.setattr("jaxtrain.data.feed.time.perf_counter", lambda: now)
+    timed = feed.Timed(feed.Direct(host_batches(dataset), slow))
+    for position in range(3):
+        assert timed(position)["ids"].tolist() == host_batches(dataset)(position)["ids"].tolist()
+        now += 8.0  # not the feeder's
+    assert timed.waited == 0.75
+    timed.close()
+
+
 def test_another_seed_is_another_order(dataset: Dataset) -> None:
     a, b = (feed.HostBatches(dataset, "train", seed, BATCH)(0)["ids"].tolist() for seed in (SEED, SEED + 1))
     assert a != b

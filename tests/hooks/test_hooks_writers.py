@@ -21,7 +21,7 @@ from hooks_helpers import evaluation, events, no_constant, scalars, strict_rows,
 import jaxtrain as jt
 from jaxtrain.hooks.control import Evaluator
 from jaxtrain.hooks.folder import RunFolder, names
-from jaxtrain.hooks.writers import Jsonl, RunLog, Status, TensorBoard
+from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Stop
 
 # ------------------------------------------------------------ metrics.jsonl
@@ -29,8 +29,7 @@ from jaxtrain.loop import Stop
 
 def test_metrics_are_strict_json_with_nan_as_a_word(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    writer = Jsonl(folder, steps_per_epoch=4, rows_per_step=64)
-    writer.start(0)
+    writer = Jsonl(folder, steps_per_epoch=4, clock=Clock(64, lambda: 0.0))
     writer.on_metrics(1, {"loss": math.nan, "grad_norm": math.inf})
     writer.on_evaluation(2, evaluation(-math.inf))
     rows = strict_rows(folder.metrics)
@@ -44,17 +43,37 @@ def test_metrics_are_strict_json_with_nan_as_a_word(tmp_path: Path) -> None:
         json.loads(json.dumps({"train/loss": math.nan}), parse_constant=no_constant)  # the control arm
 
 
-def test_examples_a_second_are_rows_by_the_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = 100.0
-    monkeypatch.setattr("jaxtrain.hooks.writers.time.perf_counter", lambda: clock)
-    writer = Jsonl(RunFolder(tmp_path), steps_per_epoch=4, rows_per_step=64)
-    writer.start(5)
-    clock = 102.0
-    writer.on_metrics(10, {})
-    clock = 107.0
-    writer.on_metrics(20, {})
-    rows = strict_rows(tmp_path / "metrics.jsonl")
-    assert [(row["time/step"], row["time/examples_per_s"]) for row in rows] == [(0.4, 160.0), (0.5, 128.0)]
+def test_the_clock_times_the_steps_since_the_last_row_evaluation_or_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, waited = 100.0, 5.0
+    monkeypatch.setattr("jaxtrain.hooks.writers.time.perf_counter", lambda: now)
+    clock = Clock(64, lambda: waited)
+    writer = Jsonl(RunFolder(tmp_path), 4, clock)
+
+    def row(step: int) -> dict[str, float]:
+        clock.on_metrics(step, {})
+        writer.on_metrics(step, {})
+        last = strict_rows(tmp_path / "metrics.jsonl")[-1]
+        return {name: value for name, value in last.items() if name.startswith("time/")}
+
+    clock.start(5)
+    now, waited = 102.0, 6.0
+    assert row(10) == {"time/step": 0.4, "time/data_wait": 0.2, "time/examples_per_s": 160.0}
+    clock.knows(flops=3_000, peak=24_000.0)
+    now = 107.0
+    expected = {"time/step": 0.5, "time/data_wait": 0.0, "time/examples_per_s": 128.0, "time/mfu": 0.25}
+    assert row(20) == expected
+    now, waited = 117.0, 16.0
+    clock.on_evaluation(20, evaluation(1.0))
+    now = 120.0
+    clock.on_save(22)
+    now = 122.0
+    assert row(26) == expected
+    assert row(26) == {}  # a row after an evaluation of its own step: no step has been timed
+    clock.knows(flops=3_000, peak=None)
+    now = 124.0
+    assert "time/mfu" not in row(30)
 
 
 @pytest.mark.parametrize(("duration", "every"), [(24, 5), (20, 5), (1, 5)])
@@ -73,7 +92,8 @@ def test_only_names_under_time_differ_between_two_runs(tmp_path: Path) -> None:
     with tiny(tmp_path / "a") as a, tiny(tmp_path / "b") as b:
         rows = [strict_rows(run.path / "metrics.jsonl") for run in (a, b)]
     assert untimed(rows[0]) == untimed(rows[1])
-    assert [name for name in names(rows[0]) if name.startswith("time/")] == ["time/step", "time/examples_per_s"]
+    timed = [f"time/{name}" for name in ("step", "data_wait", "examples_per_s", "mfu")]
+    assert [name for name in names(rows[0]) if name.startswith("time/")] == timed
     assert rows[0] != rows[1]
 
 
@@ -83,7 +103,7 @@ def test_only_names_under_time_differ_between_two_runs(tmp_path: Path) -> None:
 def test_a_full_disk_under_metrics_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = RunFolder(tmp_path)
     folder.metrics = Path("/dev/full")
-    writer = Jsonl(folder, 4, 64)
+    writer = Jsonl(folder, 4, Clock(64, lambda: 0.0))
     with caplog.at_level(logging.WARNING, "jaxtrain"):
         for step in (1, 2, 3):
             writer.write(step, {"train/loss": 0.0})
@@ -147,7 +167,8 @@ def test_fault_tb_resume_duplicates(shared: Path, tmp_path: Path) -> None:
     for begin, values in ((0, first), (100, resumed)):
         if begin:
             folder.truncate(begin, log_every=10, evaluate_every=0)
-        writers = (Jsonl(folder, 10, 64), TensorBoard(folder))
+        clock = Clock(64, lambda: 0.0)
+        writers = (Jsonl(folder, 10, clock), TensorBoard(folder, clock))
         for writer in writers:
             writer.start(begin)
             for step, value in values.items():
@@ -169,13 +190,17 @@ def test_fault_tb_resume_duplicates(shared: Path, tmp_path: Path) -> None:
 def test_a_run_resumed_from_an_older_step_shows_each_tag_once_a_step(tmp_path: Path) -> None:
     keys = {"log.tensorboard": True, "checkpoint.every": 10, "checkpoint.keep_last": 5}
     tiny(tmp_path / "run", **keys).close()
-    before = scalars(tmp_path / "run")
+
+    def untimed() -> list[Any]:
+        return sorted(row for row in scalars(tmp_path / "run") if not row[0].startswith("time/"))
+
+    before = untimed()
     for step in (24, 20, 16):  # as if the process had been killed before they were sealed
         (tmp_path / f"run/checkpoints/{step:09d}/manifest.json").unlink()
     jt.resume(tmp_path / "run", quiet=True).close()
     after = scalars(tmp_path / "run")
     assert set(Counter((tag, step) for tag, step, _ in after).values()) == {1}
-    assert sorted(after) == sorted(before)
+    assert untimed() == before
     assert max(Counter((tag, step) for tag, step, _ in scalars(tmp_path / "run", purge=False)).values()) == 2
     rows = strict_rows(tmp_path / "run/metrics.jsonl")
     assert set(Counter((row["step"], name) for row in rows for name in row if "/" in name).values()) == {1}
@@ -191,7 +216,7 @@ def test_tensorboard_holds_the_rows_of_metrics_jsonl_images_and_settings(tmp_pat
         (name, row["step"]): value
         for row in rows
         for name, value in row.items()
-        if name.startswith(("train/", "eval/", "test/")) and name != "test/best_step"
+        if name.startswith(("train/", "eval/", "test/", "time/")) and name != "test/best_step"
     }
     assert found.keys() == named.keys()
     assert [found[key] for key in named] == pytest.approx(list(named.values()), rel=1e-6)
@@ -299,7 +324,7 @@ def test_run_log_gives_the_logger_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_pictures_of_any_size_can_be_written(tmp_path: Path) -> None:
-    board = TensorBoard(RunFolder(tmp_path), np.zeros((2, 8, 8, 1), np.uint8))
+    board = TensorBoard(RunFolder(tmp_path), Clock(64, lambda: 0.0), np.zeros((2, 8, 8, 1), np.uint8))
     board.start(0)
     board.image("confusion", np.zeros((4, 6, 3), np.uint8), 7)
     board.finish()

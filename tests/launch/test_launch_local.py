@@ -20,7 +20,14 @@ from jaxtrain.config import ConfigError
 from jaxtrain.launch.local import gpu_shares
 
 FLAGS = ["digits", "--model.kind=mlp", "--augment.shift=0", "--log.every=10", "--train.steps_per_dispatch=1"]
-PARTS = [*FLAGS, "--mesh.data=1", "--mesh.fsdp=2", "--schedule.kind=constant", "--schedule.warmup=5"]
+PARTS = [
+    *FLAGS,
+    "--mesh.data=1",
+    "--mesh.fsdp=2",
+    "--schedule.kind=constant",
+    "--schedule.warmup=5",
+    "--data.feed=prefetch",
+]
 ONE_DEVICE = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 TWO_DEVICES = {**ONE_DEVICE, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
