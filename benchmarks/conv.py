@@ -130,14 +130,16 @@ def depthwise_times(shape: tuple[int, ...], size: int, stride: int) -> dict[str,
     import numpy as np
 
     from jaxtrain.hardware.compiler import compiler_options
-    from jaxtrain.models.conv import depthwise
+    from jaxtrain.models.conv import convolve
 
     space, rng = len(shape) - 2, np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=shape), jnp.float32)
     kernel = jnp.asarray(rng.normal(size=(*(size,) * space, 1, shape[-1])), jnp.float32)
 
     def forward(x: Any, kernel: Any) -> Any:
-        return depthwise(x, kernel, (stride,) * space, "SAME")
+        numbers = (f"N{'HW'[:space]}C", f"{'HW'[:space]}IO", f"N{'HW'[:space]}C")
+        options = {"feature_group_count": shape[-1], "dimension_numbers": numbers}
+        return convolve(x, kernel, (stride,) * space, "SAME", **options)
 
     def whole(x: Any, kernel: Any) -> Any:
         y, back = jax.vjp(forward, x, kernel)

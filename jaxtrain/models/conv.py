@@ -66,15 +66,6 @@ def convolve(
     return lax.conv_general_dilated(x, kernel, strides, padding, rhs_dilation=dilation, **rest)
 
 
-def depthwise(
-    x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str | Sequence[tuple[int, int]]
-) -> jax.Array:
-    """Each channel by a kernel of its own: x [B, T, C] or [B, H, W, C], kernel [..., 1, C]."""
-    space = "HW"[: x.ndim - 2]
-    numbers = (f"N{space}C", f"{space}IO", f"N{space}C")
-    return convolve(x, kernel, strides, padding, feature_group_count=x.shape[-1], dimension_numbers=numbers)
-
-
 class Axis(NamedTuple):
     """One axis of a window that moves over an image: places, taps of the window, and how they meet."""
 
