@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtrain.config import schema
-from jaxtrain.models.layers import Dense, Stack, call_block
+from jaxtrain.models.layers import Dense, LayerNorm, RMSNorm, Stack, call_block
 
 ROTARY_BASE = 10_000.0
 Cache = list[tuple[jax.Array, jax.Array]] | tuple[jax.Array, jax.Array]
@@ -22,8 +22,8 @@ Cache = list[tuple[jax.Array, jax.Array]] | tuple[jax.Array, jax.Array]
 
 def _norm(config: schema.Gpt, rngs: nnx.Rngs) -> nnx.Module:
     if config.norm == "rms":
-        return nnx.RMSNorm(config.width, rngs=rngs)
-    return nnx.LayerNorm(config.width, use_bias=config.bias, rngs=rngs)
+        return RMSNorm(config.width, rngs=rngs)
+    return LayerNorm(config.width, use_bias=config.bias, rngs=rngs)
 
 
 def _dense(config: schema.Gpt, into: int, out: int, rngs: nnx.Rngs, *, last: bool = False) -> Dense:

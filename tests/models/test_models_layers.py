@@ -35,7 +35,7 @@ from jaxtrain.core.module import ModuleDef
 from jaxtrain.models import MODELS
 from jaxtrain.models import gpt as gpt_model
 from jaxtrain.models import tcn as tcn_model
-from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, Dense, call_block
+from jaxtrain.models.layers import ACTIVATIONS, INITIALISERS, NORMS, Dense, LayerNorm, RMSNorm, call_block
 from jaxtrain.models.resnet import Block
 
 FAN_IN, FAN_OUT = 300, 200
@@ -502,3 +502,39 @@ def test_remat_is_in_the_program_only_when_it_is_on_and_dots_keeps_products(kind
     products = {remat: names[remat].count(product) for remat in REMATS}
     assert products["dots"] == products["none"]
     assert products["full"] == products["none"] + inside
+
+
+# ---------------------------------------------------------------- normalisation of a row
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 5, 8), (2, 3, 4, 8)])
+@pytest.mark.parametrize(("own", "of_flax"), [(LayerNorm, nnx.LayerNorm), (RMSNorm, nnx.RMSNorm)])
+def test_norms_of_rows_and_their_gradients_are_those_of_flax(shape: tuple[int, ...], own: Any, of_flax: Any) -> None:
+    ours, theirs = own(8, rngs=nnx.Rngs(0)), of_flax(8, rngs=nnx.Rngs(0), use_fast_variance=False)
+    for norm in (ours, theirs):
+        norm.scale[...] = jnp.asarray(formula((8,), 0.5, 1.0))
+        if own is LayerNorm:
+            norm.bias[...] = jnp.asarray(formula((8,), 0.3, 1.0))
+    x, slope = jnp.asarray(formula(shape, 0.9, 2.0)) + 0.5, jnp.asarray(formula(shape, 0.7, 1.0))
+
+    def loss(norm: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(slope * norm(x))
+
+    found, expected = (nnx.value_and_grad(loss, argnums=(0, 1))(norm, x) for norm in (ours, theirs))
+    left, right = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(left) == len(right) == (4 if own is LayerNorm else 3)
+    for a, b in zip(left, right, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    half = ours(x.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(half, np.float32), ours(x), rtol=0.05, atol=0.05)
+    gradient = jax.grad(lambda x: jnp.sum(ours(x).astype(jnp.float32)))(x.astype(jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16
+
+
+def test_a_row_far_from_zero_keeps_its_digits() -> None:
+    x = jnp.asarray(formula((2, 64), 0.9, 1.0)) + 3000.0
+    exact = np.asarray(x, np.float64)
+    exact = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(LayerNorm(64, rngs=nnx.Rngs(0))(x), exact, atol=1e-3)
+    assert np.abs(nnx.LayerNorm(64, rngs=nnx.Rngs(0))(x) - exact).max() > 0.01  # the control: E[x^2] - E[x]^2
