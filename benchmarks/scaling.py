@@ -42,16 +42,24 @@ MESHES: list[dict[str, int]] = [
     {"data": 2, "fsdp": 2, "tensor": 2},
     {"data": 2, "context": 4},
 ]
+STACKED: list[dict[str, int]] = [
+    {"data": 1},
+    {"data": 1, "fsdp": 8},
+    {"data": 2, "pipe": 4},
+    {"data": 1, "pipe": 2, "fsdp": 2, "tensor": 2},
+    {"data": 2, "pipe": 2, "context": 2},
+]
+"""Meshes of a gpt whose blocks are one stack; `pipe` needs it."""
 COLLECTIVE = re.compile(r"= (\([^)]*\)|\S+) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\(")
 WIDTH = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f16": 2, "u8": 1}
 
 
-def job_of(path: Path, mesh: dict[str, int]) -> Job:
+def job_of(path: Path, mesh: dict[str, int], stack: bool) -> Job:
     return build(
         load(
             {
                 "name": "scaling",
-                "model": {"kind": "gpt", "layers": 4, "heads": 4, "width": 128},
+                "model": {"kind": "gpt", "layers": 4, "heads": 4, "width": 128, "scan_layers": stack},
                 "data": {"kind": "text", "path": str(path), "block_size": 64},
                 "train": {"duration": STEPS, "global_batch_size": BATCH},
                 "optimizer": {"kind": "adamw", "peak_lr": 1e-3},
@@ -77,8 +85,8 @@ def main() -> None:
         path = Path(place) / "words.txt"
         rng = np.random.default_rng(0)
         path.write_text(" ".join(rng.choice(["rain", "in", "spain", "stays", "mainly", "plain"], 30_000)))
-        for mesh in MESHES:
-            job = job_of(path, mesh)
+        for mesh, stack in [*((mesh, False) for mesh in MESHES), *((mesh, True) for mesh in STACKED)]:
+            job = job_of(path, mesh, stack)
             text = job.lower().compile().as_text()
             state, feeder = job.init(), job.feeder()
             losses = []
@@ -86,24 +94,25 @@ def main() -> None:
                 state, metrics = job.advance(state, feeder(position))
                 losses.append(float(metrics["loss"]))
             one, once = rules.state_bytes(job.abstract_state)
-            rows.append(
-                {"mesh": meshes.words(job.mesh), "losses": losses, "held": one, "whole": once, "sent": sent(text)}
-            )
+            own = {"mesh": meshes.words(job.mesh), "stack": stack, "losses": losses}
+            rows.append({**own, "held": one, "whole": once, "sent": sent(text)})
             print(rows[-1]["mesh"], losses[-1], one / 2**20, rows[-1]["sent"], file=sys.stderr, flush=True)
-    first = np.array(rows[0]["losses"])
+    first = {row["stack"]: np.array(row["losses"]) for row in rows if row["mesh"] == "one device"}
     lines = [
         f"gpt, 4 layers, 128 wide, {BATCH} rows of 64 tokens, fp32, {STEPS} steps of AdamW on 8 simulated CPU devices. "
         "`apart`: the largest relative distance of a loss from one device's. `held`: parameters, moments and counters "
-        "on a device. `sent`: what the collectives of a step give to a device, read from the compiled program; "
-        "not run on a GPU.\n",
+        "on a device. `stack`: the blocks in one stack, which starts from other numbers. `sent`: what the collectives "
+        "of a step give to a device, read from the compiled program; not run on a GPU.\n",
         "| mesh | loss of the last step | apart | held, MiB | sent, MiB a step |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        apart = float(np.max(np.abs(np.array(row["losses"]) - first) / first))
+        one = first[row["stack"]]
+        apart = float(np.max(np.abs(np.array(row["losses"]) - one) / one))
         parts = ", ".join(f"{name} {size / 2**20:.2f}" for name, size in sorted(row["sent"].items())) or "nothing"
         held = f"{row['held'] / 2**20:.2f}"
-        lines.append(f"| {row['mesh']} | {row['losses'][-1]:.6f} | {apart:.0e} | {held} | {parts} |")
+        name = row["mesh"] + (", stack" if row["stack"] else "")
+        lines.append(f"| {name} | {row['losses'][-1]:.6f} | {apart:.0e} | {held} | {parts} |")
     record(
         "scaling", "Meshes", lines, {"rows": rows}, ["core/step.py", "parallel", "models/gpt.py", "models/layers.py"]
     )

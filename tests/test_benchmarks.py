@@ -46,9 +46,12 @@ def test_the_readme_says_of_speed_what_was_measured_and_no_loop_by_hand_is_faste
         pairs = zip(peers[network][arm], peers[network]["jaxtrain"], strict=True)
         return median(theirs["step"] / ours["step"] for theirs, ours in pairs)
 
+    readme = " ".join(readme.split())
     lightning, keras = times("tiny_mlp", "Lightning"), times("tiny_mlp", "Keras fit")
     assert f"Lightning {lightning:.1f} times as long and Keras' `fit` {keras:.1f} times" in readme
-    assert f"takes jaxtrain {1 / times('resnet18', 'PyTorch by hand'):.1f} times as" in readme
+    torch, keras = times("resnet18", "PyTorch by hand"), times("resnet18", "Keras fit")
+    assert min(torch, keras) >= 1
+    assert f"resnet-18 takes PyTorch {torch:.1f} times as long and Keras' `fit` {keras:.1f} times" in readme
 
 
 def test_digits_accuracy_holds_on_every_seed() -> None:
