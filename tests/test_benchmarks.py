@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import pytest
 
@@ -61,3 +61,20 @@ def test_digits_accuracy_holds_on_every_seed() -> None:
     assert sum(figures) / 5 >= 0.985
     assert min(figures) >= 0.97
     assert f"{min(figures):.3f} to {max(figures):.3f}" in (BENCHMARKS.parent / "README.md").read_text()
+
+
+def test_readme_and_configs_say_the_accuracies_that_were_measured() -> None:
+    def figures(name: str) -> list[float]:
+        raw = json.loads((BENCHMARKS / "raw" / f"seeds_{name}.json").read_text())["raw"]
+        return [run["figure"] for run in raw["runs"]]
+
+    readme = " ".join((BENCHMARKS.parent / "README.md").read_text().split())
+    mnist, images = figures("mnist"), figures("images")
+    assert f"MNIST {mean(mnist):.4f} test accuracy" in readme
+    assert f"Sign Language Digits {mean(images):.3f} (random split)" in readme
+    assert f"tiny Shakespeare {mean(figures('shakespeare')):.2f} nats" in readme
+    for name, own, digits in (("mnist", mnist, 4), ("images", images, 3)):
+        head = (BENCHMARKS.parent / "configs" / f"{name}.yaml").read_text()
+        said = f"{mean(own):.{digits}f} (3 seeds, {min(own):.{digits}f} to {max(own):.{digits}f})"
+        assert len(own) == 3
+        assert said in head
