@@ -31,7 +31,7 @@ from jaxtrain.build import Job, build
 from jaxtrain.config import load
 from jaxtrain.core import guard
 from jaxtrain.models import gpt
-from jaxtrain.models.layers import Dense
+from jaxtrain.models.layers import Dense, LayerNorm
 
 ROUNDS, STEPS, PROCESSES = 15, 8, 5
 NANOGPT = {
@@ -68,6 +68,7 @@ SETTINGS = [
     Setting("update by a branch", "gpt", {}, lambda: mock.patch.object(guard, "apply", _where)),
     Setting("heads first", "gpt", {}, lambda: mock.patch.object(gpt, "attend", _heads_last)),
     Setting("2-D products", "gpt", {}, lambda: mock.patch.object(Dense, "__call__", nnx.Linear.__call__)),
+    Setting("norm's own gradient", "gpt", {}, lambda: mock.patch.object(LayerNorm, "__call__", nnx.LayerNorm.__call__)),
     Setting(
         "convolution option", "resnet-8", {}, lambda: mock.patch("jaxtrain.build.compiler_options", return_value={})
     ),
