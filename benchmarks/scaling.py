@@ -54,7 +54,7 @@ COLLECTIVE = re.compile(r"= (\([^)]*\)|\S+) (all-reduce|all-gather|reduce-scatte
 WIDTH = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f16": 2, "u8": 1}
 
 
-def job_of(path: Path, mesh: dict[str, int], stack: bool) -> Job:
+def job_of(path: Path, mesh: dict[str, int], stack: bool = False) -> Job:
     return build(
         load(
             {
