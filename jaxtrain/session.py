@@ -89,7 +89,7 @@ class Session:
             with console.phase("choosing the steps a dispatch", told=False):
                 self._many = self._choose(first)
             with console.phase("measuring what the device can do", told=False):
-                self._clock.knows(job.model_flops, peak.peak(job.devices))
+                self._clock.knows(job.model_flops, peak.peak(job.devices, job.mesh.size))
             stop = (None if processes.several() else signals.pending()) or self._fit(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()

@@ -113,16 +113,17 @@ class Checkpoints:
 
         Raises UserError in plain words when arrays are missing, left over, or of another shape or dtype.
         """
+        self.verify(sealed)
         return self._read(sealed, abstract, partial=False)
 
     def restore_part(self, sealed: Sealed, abstract: Any) -> Any:
         """As `restore`, of the arrays in `abstract` alone; what else the step holds is not read."""
+        self.verify(sealed)
         return self._read(sealed, abstract, partial=True)
 
     def _read(self, sealed: Sealed, abstract: Any, *, partial: bool) -> Any:
         import orbax.checkpoint as ocp
 
-        self.verify(sealed)
         target, tree = _flat(abstract)
         _compare(_seal(sealed)["leaves"], target, sealed, partial)
         if processes.several():  # each reads for itself and keeps its part
@@ -154,8 +155,8 @@ class Checkpoints:
         step = processes.agree(found.step if found else None)
         if step is None:
             return None
-        sealed = found or self.get(step)
-        return sealed, self.restore(sealed, abstract)
+        sealed = found or self.get(step)  # the first process has verified it
+        return sealed, self._read(sealed, abstract, partial=False)
 
     def _newest_intact(self, note: Callable[[str], None]) -> Sealed | None:
         steps = self.steps()

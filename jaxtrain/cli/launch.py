@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +23,18 @@ def launch(
     """Train CONFIG in several processes, each with its share of the GPUs. Any key of the config is a flag."""
     from jaxtrain.config import ConfigError, load
     from jaxtrain.hooks.folder import RunFolder, new_folder
+    from jaxtrain.launch.local import gpu_shares
     from jaxtrain.launch.local import launch as start
 
     parsed = load(config, overlays(set_).items())  # so that a wrong key ends here, once
+    shares = gpu_shares(processes)
     folder = RunFolder(Path(run_dir)) if run_dir else new_folder(parsed.name)
     if folder.is_used() and not resume:
         raise ConfigError(f"run folder {str(folder.path)!r} is used; go on with it: --resume, or name another one")
     folder.create()
     keys = [f"--{pair}" for pair in set_ or []]
     command = ["train", config, f"--run-dir={folder.path}", *(["--resume=auto"] if resume else [])]
-    raise typer.Exit(start([*command, *(["--quiet"] if quiet else []), *keys], processes, folder.path))
+    code, why = start([*command, *(["--quiet"] if quiet else []), *keys], shares, folder.path)
+    if why:
+        print(f"jaxtrain: {why}", file=sys.stderr)
+    raise typer.Exit(code)

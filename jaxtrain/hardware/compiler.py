@@ -10,7 +10,7 @@ import jax
 log = logging.getLogger("jaxtrain")
 
 # FACTS.md: XLA:CPU sends convolutions to a library whose backward pass is up to ten times slower. Its sums are kept:
-# without them a step of a small resnet takes 1.7 times as long, one of a small tcn 1.15 times.
+# benchmarks/conv.py has what a step takes without them.
 CONVOLUTION: dict[str, dict[str, str]] = {
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"},
 }

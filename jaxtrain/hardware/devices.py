@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,24 +73,19 @@ def resolve_precision(name: str, devices: Devices) -> Precision:
 
 def gpus() -> int:
     """NVIDIA GPUs that NVML sees; 0 without NVML. Starts no backend."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception as error:  # no library, no driver, a mismatch: each is simply "no GPU to be seen"
-        log.debug("NVML is not available: %s", error)
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    return _ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
 
 
 def unused_gpu(devices: Devices) -> str | None:
     """The name of an NVIDIA GPU that NVML sees while jax computes on the CPU; None otherwise, and without NVML."""
     if devices.platform != "cpu":
         return None
+    name = _ask_nvml(lambda nvml: nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0)))
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _ask_nvml(question: Callable[[Any], Any]) -> Any:
+    """question(pynvml), with NVML started; None without NVML, and where it answers with an error."""
     try:
         import pynvml
 
@@ -98,8 +94,7 @@ def unused_gpu(devices: Devices) -> str | None:
         log.debug("NVML is not available: %s", error)
         return None
     try:
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-        return name.decode() if isinstance(name, bytes) else str(name)
+        return question(pynvml)
     except pynvml.NVMLError as error:
         log.debug("NVML sees no GPU: %s", error)
         return None

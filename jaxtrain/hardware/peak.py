@@ -32,24 +32,28 @@ TFLOPS: dict[str, int | None] = {
     "L40S": 362,
     "L4": 121,
     "T4": 65,
+    "V100-PCIE": 112,
     "V100": 125,
+    "RTX 4090 (D|Laptop)": None,
     "RTX 4090": 165,
+    "RTX 3090 Ti": None,
     "RTX 3090": 71,
 }
-"""Half of what is stated for sparse matrices. The first name found in the card's counts, so longer ones come first;
-without a number there is no utilisation. RTX 4090 and 3090: from the whitepapers of Ada and Ampere."""
+"""Half of what is stated for sparse matrices. The first name (a regular expression) found in the card's counts, so
+longer ones come first; without a number there is no utilisation. RTX 4090 and 3090: from the whitepapers of Ada and
+Ampere."""
 SIZE, TIMES, DAY, FILE = 1024, 6, 86_400.0, "peak.json"
 
 
-def peak(devices: Devices) -> float | None:
-    """Operations a second (2 for a multiply-add) of all devices together; None: not known.
+def peak(devices: Devices, used: int) -> float | None:
+    """Operations a second (2 for a multiply-add) of `used` of these devices together; None: not known.
 
     CPU "devices" share one machine, which counts once. Several processes on CPUs may share one too: not known.
     """
     if devices.platform == "cpu":
         return None if jax.process_count() > 1 else _cpu()
     each = card(devices.kind)
-    return each * len(devices.devices) if each else None
+    return each * used if each else None
 
 
 def card(name: str) -> float | None:

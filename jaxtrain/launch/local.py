@@ -20,13 +20,14 @@ GRACE, POLL = 10.0, 0.1
 """Seconds that the others have to end after the first that failed; seconds between two looks."""
 
 
-def launch(command: Sequence[str], processes: int, logs: Path) -> int:
-    """Run `python -m jaxtrain *command` in so many processes; the exit code.
+def launch(command: Sequence[str], shares: Sequence[Mapping[str, str]], logs: Path) -> tuple[int, str]:
+    """Run `python -m jaxtrain *command` in a process for each share; (exit code, what is to be said of it, or "").
 
     The first process has this terminal, the others write `run.1.log`, `run.2.log`, ... into `logs`. When one fails the
     others are ended: its code is the result, 70 when a signal killed it. SIGTERM is handed on; Ctrl-C reaches all.
+    shares: more environment of each process, as `gpu_shares` gives it.
     """
-    address, shares = f"127.0.0.1:{free_port()}", gpu_shares(processes)
+    address = f"127.0.0.1:{free_port()}"
     children: list[subprocess.Popen[bytes]] = []
     files = []
 
@@ -38,8 +39,8 @@ def launch(command: Sequence[str], processes: int, logs: Path) -> int:
         name: signal.signal(name, act) for name, act in ((signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, pass_on))
     }
     try:
-        for number in range(processes):
-            here = {COORDINATOR: address, PROCESSES: str(processes), PROCESS: str(number), **shares[number]}
+        for number, share in enumerate(shares):
+            here = {COORDINATOR: address, PROCESSES: str(len(shares)), PROCESS: str(number), **share}
             output: Any = None
             if number:
                 output = (logs / f"run.{number}.log").open("ab")
@@ -69,8 +70,8 @@ def _default_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], logs: Path) -> int:
-    """The code of the first child that did not end well, else 0."""
+def _wait(children: Sequence[subprocess.Popen[bytes]], logs: Path) -> tuple[int, str]:
+    """The code of the first child that did not end well, else 0; and which one it was, unless it has said it here."""
     failed: int | None = None
     until = float("inf")
     while any(child.poll() is None for child in children) and time.monotonic() < until:
@@ -81,11 +82,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], logs: Path) -> int:
     if failed is None:
         failed = _first_failed(children)
     if failed is None:
-        return 0
+        return 0, ""
     code = children[failed].returncode
-    if code != children[0].returncode:
-        print(f"jaxtrain: process {failed} ended with {code}: see {logs / f'run.{failed}.log'}", file=sys.stderr)
-    return code if code is not None and code > 0 else PEER_FAILED
+    why = f"process {failed} ended with {code}: see {logs / f'run.{failed}.log'}"
+    return code if code > 0 else PEER_FAILED, why if code != children[0].returncode else ""
 
 
 def _first_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:

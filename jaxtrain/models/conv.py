@@ -47,12 +47,12 @@ def convolve(
     """lax.conv_general_dilated for x [B, ..., C] and kernel [..., C / groups, out]. `rest`: its other arguments.
 
     On CPU three kinds are products of matrices, a fourth a sum of shifted arrays:
-    - a map with fewer places than the kernel has taps, before or after it. XLA swaps image and kernel there and takes
-      10 to 50 times as long (2x2 places of 256 channels by 3x3, forward: 34 ms to 1.1);
-    - a kernel of one tap (1.5 times as fast with its gradients);
-    - a sequence by a few taps, as one product for all taps: for its gradients XLA turns the arrays around in memory,
-      which makes a step of a small tcn 1.2 times as long. Up to what fits into a cache;
-    - each channel by a kernel of its own: 10 to 40 times as fast, with its gradients 5 to 50 times.
+    - a map with fewer places than the kernel has taps, before or after it, where XLA swaps image and kernel;
+    - a kernel of one tap;
+    - a sequence by a few taps, as one product for all taps: for its gradients XLA turns the arrays around in memory.
+      Up to what fits into a cache;
+    - each channel by a kernel of its own.
+    benchmarks/conv.py has what each kind is worth.
     """
     dilation = tuple(rhs_dilation or (1,) * (x.ndim - 2))
     if isinstance(padding, str):
@@ -164,8 +164,8 @@ def _seen(x: jax.Array, axes: Sequence[Axis], tap: Sequence[int]) -> tuple[jax.A
 def max_pool(x: jax.Array, window: int, stride: int, padding: int | str = 0) -> jax.Array:
     """The largest of each window: [B, H, W, C] -> [B, out, out, C]. The gradient goes to the first of equal ones.
 
-    On CPU by shifted maxima: XLA sorts out the places of the gradient by index arrays and a scatter, which takes 2.5
-    times as long for 3x3 windows at a stride of 2, and 10 times for 2x2 windows side by side.
+    On CPU by shifted maxima: XLA sorts out the places of the gradient by index arrays and a scatter, which takes longer
+    (benchmarks/conv.py).
     """
     pairs: Any = padding if isinstance(padding, str) else ((padding, padding),) * 2
     if jax.default_backend() != "cpu":

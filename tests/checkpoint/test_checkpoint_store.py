@@ -307,6 +307,22 @@ def test_the_newest_intact_step_is_taken_when_nothing_is_wrong(two_steps: Path) 
     assert same(found[1], state_of(2 / 8))
 
 
+def test_the_newest_step_is_verified_once(two_steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large checkpoint is read for its digests, and then for its arrays; not a third time."""
+    verified: list[int] = []
+    verify = Checkpoints.verify
+
+    def counted(self: Checkpoints, sealed: Any) -> None:
+        verified.append(sealed.step)
+        verify(self, sealed)
+
+    monkeypatch.setattr(Checkpoints, "verify", counted)
+    assert store_of(two_steps).restore_newest(abstract(state_of())) is not None
+    assert verified == [2]
+    store_of(two_steps).restore(store_of(two_steps).get(1), abstract(state_of()))
+    assert verified == [2, 1]
+
+
 # ---------------------------------------------------------------- sealing
 
 

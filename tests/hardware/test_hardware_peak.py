@@ -26,14 +26,18 @@ from jaxtrain.hardware.devices import Devices, available
         ("NVIDIA L40S", 362),
         ("Tesla T4", 65),
         ("Tesla V100-SXM2-16GB", 125),
+        ("Tesla V100-PCIE-16GB", 112),
         ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA GeForce GTX 1080", None),
     ],
 )
 def test_the_peak_of_a_card_is_looked_up_by_its_name(name: str, tflops: int | None) -> None:
     assert peak.card(name) == (tflops * 1e12 if tflops else None)
     eight = Devices((None,) * 8, "gpu", name, 0)
-    assert peak.peak(eight) == (8e12 * tflops if tflops else None)
+    for used in (8, 2):
+        assert peak.peak(eight, used) == (used * 1e12 * tflops if tflops else None)
 
 
 def test_the_cpu_is_measured_once_a_day_and_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +47,20 @@ def test_the_cpu_is_measured_once_a_day_and_counts_once(tmp_path: Path, monkeypa
     now = 1_000_000.0
     monkeypatch.setattr("jaxtrain.hardware.peak.time.time", lambda: now)
     eight = Devices(tuple(jax.devices() * 8), "cpu", "cpu", 0)
-    assert [peak.peak(eight), peak.peak(eight)] == [1e11, 1e11]
+    assert [peak.peak(eight, 8), peak.peak(eight, 8)] == [1e11, 1e11]
     now += peak.DAY
-    assert peak.peak(eight) == 1e11 + 1
+    assert peak.peak(eight, 8) == 1e11 + 1
     now -= 2 * peak.DAY  # a clock that went back
-    assert peak.peak(eight) == 1e11 + 2
+    assert peak.peak(eight, 8) == 1e11 + 2
     (tmp_path / "peak.json").write_text("{broken")
-    assert peak.peak(eight) == 1e11 + 3
+    assert peak.peak(eight, 8) == 1e11 + 3
     kept = json.loads((tmp_path / "peak.json").read_text())
     (tmp_path / "peak.json").write_text(json.dumps({**kept, "on": "another machine"}))
-    assert peak.peak(eight) == 1e11 + 4
+    assert peak.peak(eight, 8) == 1e11 + 4
     monkeypatch.setattr(compile_cache, "use", lambda: None)
-    assert [peak.peak(eight), peak.peak(eight)] == [1e11 + 5, 1e11 + 6]
+    assert [peak.peak(eight, 8), peak.peak(eight, 8)] == [1e11 + 5, 1e11 + 6]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert peak.peak(eight) is None
+    assert peak.peak(eight, 8) is None
 
 
 def test_what_is_measured_is_the_time_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,6 +142,14 @@ def test_a_wrong_key_is_told_once_before_anything_starts(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+def test_a_number_that_cannot_share_the_gpus_leaves_nothing_behind(tmp_path: Path) -> None:
+    three = {k: v for k, v in ONE_DEVICE.items() if k != "JAX_PLATFORMS"} | {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+    done = jaxtrain("launch", *FLAGS, "--processes=2", f"--run-dir={tmp_path / 'run'}", environment=three)
+    assert done.returncode == 2
+    assert done.stderr == "jaxtrain: --processes: 2 cannot share 3 GPUs equally; allowed: 1, 3\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_only_the_build_can_refuse_ends_all(tmp_path: Path) -> None:
     odd = ["--train.global_batch_size=33"]
     done = jaxtrain("launch", *FLAGS, "--processes=2", *odd, f"--run-dir={tmp_path / 'run'}")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from parallel_helpers import result_of
 
-WORKER = Path(__file__).with_name("sharding_worker.py")
 MESHES = ["data 8", "fsdp 8", "data 2 x fsdp 4", "data 2 x tensor 4", "data 2 x fsdp 2 x tensor 2"]
 MESHES += ["data 2 x context 4", "tensor 2 x context 2"]
 STACKED = ["pipe 4 x data 2", "pipe 2 x fsdp 2 x tensor 2", "pipe 2 x context 2 x data 2", "fsdp 8"]
@@ -20,13 +15,7 @@ STACKED = ["pipe 4 x data 2", "pipe 2 x fsdp 2 x tensor 2", "pipe 2 x context 2 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    run = subprocess.run([sys.executable, str(WORKER)], env=environment, capture_output=True, text=True, timeout=900)
-    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, run.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0][7:])
-    return found
+    return result_of("sharding_worker.py")
 
 
 @pytest.mark.parametrize("name", [*MESHES, "direct", "accumulated"])
