@@ -423,6 +423,12 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate/generate.py",
+        "if not text.endswith(UNKNOWN):",
+        "if text:",
+        "evaluate/test_evaluate_generate.py::test_half_a_character_is_held_back",
+    ),
+    Mutation(
+        "evaluate/generate.py",
         "(rank < top_k) | (top_k == 0)",
         "(rank < 0) | True",
         "evaluate/test_evaluate_generate.py::test_the_set_is_what_top_k_and_top_p_leave",

@@ -222,9 +222,6 @@ def test_the_pieces_are_the_text(name: str, seed: int, models: dict[str, jt.Load
     pieces = list(generator.pieces("5 " if name == "learned" else "s", 60, sampling))
     assert "".join(pieces) == whole
     assert len([piece for piece in pieces if piece]) > 20  # it comes in pieces
-    if name == "learned":  # the control: byte by byte it is another text
-        tokens = list(generator.stream("5 ", 60, sampling))
-        assert "".join(generator.tokenizer.decode(np.array([token])) for token in tokens) != whole
 
 
 class Spoken(Generator):
