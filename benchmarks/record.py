@@ -1,7 +1,8 @@
 """How a figure gets into RESULTS.md: a script records raw JSON here, and the page is written anew from all of it.
 
 Raw files hold date, commit, command, machine, versions, and a digest of the rooms that the figure depends on: a
-fast test (tests/test_benchmarks.py) fails when a room has changed since, naming the script to run again.
+fast test (tests/test_benchmarks.py) fails when a room has changed since, naming the script to run again. Ratios of
+speed depend on the processor, so the last figures of every other machine stay beside the new ones, under "earlier".
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import hashlib
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -70,14 +72,16 @@ def record(name: str, title: str, lines: list[str], raw: dict[str, Any], rooms: 
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit + (" with uncommitted changes" if dirty else ""),
         "command": " ".join(["python", *map(shown, sys.argv)]),
-        "machine": f"{platform.machine()}, {_cores()} cores, Python {platform.python_version()}",
+        "machine": f"{_processor()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "versions": {package: metadata.version(package) for package in packages},
         "rooms": rooms,
         "rooms_sha256": rooms_digest(rooms),
         "raw": raw,
     }
     RAW.mkdir(exist_ok=True)
-    (RAW / f"{name}.json").write_text(json.dumps(entry, indent=1) + "\n")
+    path = RAW / f"{name}.json"
+    entry["earlier"] = _of_other_machines(json.loads(path.read_text()), entry) if path.exists() else []
+    path.write_text(json.dumps(entry, indent=1) + "\n")
     PAGE.write_text(page())
 
 
@@ -93,23 +97,34 @@ def page() -> str:
         "All figures are from a CPU: nothing here was run on a GPU.\n"
     ]
     for path in sorted(RAW.glob("*.json")):
-        entry = json.loads(path.read_text())
-        versions = ", ".join(f"{k} {v}" for k, v in entry["versions"].items())
-        parts.append(
-            "\n".join(
-                [
-                    f"## {entry['title']}\n",
-                    *entry["lines"],
-                    "",
-                    f"`{entry['command']}`, {entry['date']}, commit {entry['commit']}, {entry['machine']}; {versions}. "
-                    f"Raw figures: `raw/{path.name}`.\n",
-                ]
-            )
-        )
+        newest = json.loads(path.read_text())
+        parts.append(f"## {newest['title']}\n")
+        for entry in (newest, *newest.get("earlier", ())):
+            versions = ", ".join(f"{k} {v}" for k, v in entry["versions"].items())
+            parts += [] if entry is newest else [f"On another machine before ({entry['machine']}):\n"]
+            parts += [
+                *entry["lines"],
+                "",
+                f"`{entry['command']}`, {entry['date']}, commit {entry['commit']}, {entry['machine']}; {versions}. "
+                f"Raw figures: `raw/{path.name}`.\n",
+            ]
     return "\n".join(parts)
 
 
-def _cores() -> int:
-    import os
+def _of_other_machines(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last entry of each machine but this one, newest first."""
+    entries = [before, *before.get("earlier", ())]
+    kept = ("date", "commit", "command", "machine", "versions", "lines", "raw")
+    return [{key: entry[key] for key in kept} for entry in entries if entry["machine"] != now["machine"]]
 
-    return os.cpu_count() or 1
+
+def _processor() -> str:
+    """Its name, and the family and model where the name alone does not tell (a virtual machine's may not)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in said:
+        return platform.machine()
+    return f"{said['model name']} (family {said.get('cpu family', '?')}, model {said.get('model', '?')})"
