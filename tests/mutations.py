@@ -422,6 +422,12 @@ MUTATIONS = [
         "core/test_core_tokens.py::test_what_fills_up_the_last_window_does_not_count",
     ),
     Mutation(
+        "parallel/processes.py",
+        "    _own_stdout()\n",
+        "",
+        "launch/test_launch_cluster.py::test_two_processes_of_a_launcher_train_together[slurm]",
+    ),
+    Mutation(
         "evaluate/generate.py",
         "if not text.endswith(UNKNOWN):",
         "if text:",

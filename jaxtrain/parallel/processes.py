@@ -1,7 +1,8 @@
 """Several processes that train one model: how they find each other, and what they have to agree on.
 
-`jaxtrain launch` names a coordinator in the environment; Slurm and Open MPI are found by jax itself. All processes run
-the same program and meet in every step, so whatever a clock or a signal decides in one must be decided in all.
+`jaxtrain launch` names a coordinator in the environment. Slurm and Open MPI say there how many processes they started
+and which one this is; where the first one runs jax reads from it too, where it can. All processes run the same program
+and meet in every step, so whatever a clock or a signal decides in one must be decided in all.
 """
 
 from __future__ import annotations
@@ -16,24 +17,61 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain.config.errors import ConfigError
+
 COORDINATOR, PROCESSES, PROCESS = "JAXTRAIN_COORDINATOR", "JAXTRAIN_PROCESSES", "JAXTRAIN_PROCESS"
-SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""What Slurm and Open MPI say of the number of processes of this very program."""
+LAUNCHERS = {
+    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+}
+"""Where each says how many processes of this very program there are, which one this is, and which of its machine."""
 
 
 @functools.cache
 def start() -> None:
     """Join the other processes, where the environment speaks of any; before the first array is made."""
-    # The runner saves at a signal by itself; jax's own service would swallow it.
-    if COORDINATOR in os.environ:
-        jax.config.update("jax_enable_preemption_service", False)
-        _own_stdout()
-        address = os.environ[COORDINATOR]
-        count, number = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
-        jax.distributed.initialize(address, count, number, coordinator_bind_address=address)
-    elif any(int(os.environ.get(name, 1)) > 1 for name in SIZES):
-        jax.config.update("jax_enable_preemption_service", False)
+    address = os.environ.get(COORDINATOR)
+    if address and PROCESSES in os.environ:
+        return _join(address, int(os.environ[PROCESSES]), int(os.environ[PROCESS]))
+    for launcher, names in LAUNCHERS.items():
+        if int(os.environ.get(names[0], 1)) > 1:
+            count, number, local = (int(os.environ[name]) for name in names)
+            return _join(address, count, number, [local]) if address else _join_found(launcher, count)
+    return None
+
+
+def _join(address: str, count: int, number: int, devices: list[int] | None = None) -> None:
+    """Join at a given address. The first process listens there alone: it asks nobody who he is.
+
+    devices: numbers of this process's own, where a launcher lets each see those of all.
+    """
+    _get_ready()
+    jax.distributed.initialize(
+        address,
+        count,
+        number,
+        devices,
+        coordinator_bind_address=address,
+        cluster_detection_method="deactivate",  # in a Slurm job, `jaxtrain launch` would be one of Slurm's processes
+    )
+
+
+def _join_found(launcher: str, count: int) -> None:
+    """Join at the address that jax finds."""
+    _get_ready()
+    try:
         jax.distributed.initialize()
+    except ValueError:  # as with Open MPI 5, which no longer says where its first process is
+        raise ConfigError(
+            f"{launcher} has started {count} processes and does not say where the first of them runs; set "
+            f"{COORDINATOR}=HOST:PORT, an address of that machine which all of them reach and a free port"
+        ) from None
+
+
+def _get_ready() -> None:
+    # The runner saves at a signal by itself; jax's own service would swallow it.
+    jax.config.update("jax_enable_preemption_service", False)
+    _own_stdout()
 
 
 def _own_stdout() -> None:
