@@ -101,7 +101,7 @@ def page() -> str:
         parts.append(f"## {newest['title']}\n")
         for entry in (newest, *newest.get("earlier", ())):
             versions = ", ".join(f"{k} {v}" for k, v in entry["versions"].items())
-            parts += [] if entry is newest else [f"On another machine before ({entry['machine']}):\n"]
+            parts += [] if entry is newest else [f"Recorded before ({entry['machine']}):\n"]
             parts += [
                 *entry["lines"],
                 "",

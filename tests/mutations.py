@@ -423,9 +423,15 @@ MUTATIONS = [
     ),
     Mutation(
         "parallel/processes.py",
+        '        cluster_detection_method="deactivate",',
+        "",
+        "launch/test_launch_cluster.py::test_who_is_joined",
+    ),
+    Mutation(
+        "parallel/processes.py",
         "    _own_stdout()\n",
         "",
-        "launch/test_launch_cluster.py::test_two_processes_of_a_launcher_train_together[slurm]",
+        "launch/test_launch_cluster.py::test_who_is_joined",
     ),
     Mutation(
         "evaluate/generate.py",

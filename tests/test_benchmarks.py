@@ -34,7 +34,7 @@ def test_figures_of_another_machine_stay_and_those_of_this_one_are_replaced(
     assert (entry["lines"], [e["lines"] for e in entry["earlier"]]) == (["figure 3"], [["figure 1"]])
     text = (tmp_path / "RESULTS.md").read_text()
     assert [n for n in range(4) if f"figure {n}" in text] == [1, 3]
-    assert text.index("figure 3") < text.index("On another machine before (two") < text.index("figure 1")
+    assert text.index("figure 3") < text.index("Recorded before (two") < text.index("figure 1")
 
 
 @pytest.mark.parametrize("path", RAW, ids=lambda p: p.stem)
@@ -63,7 +63,6 @@ def test_the_readme_says_of_speed_what_was_measured_and_no_loop_by_hand_is_faste
     for entry in (newest, *newest["earlier"]):
         own = _of_jaxtrain(entry, "torch")
         said.append(f"{median(own):.2f} of the time that PyTorch takes ({min(own):.2f} to {max(own):.2f})")
-    assert len(said) == 2
     assert all(sentence in readme for sentence in said), said
     peers = json.loads((BENCHMARKS / "raw" / "peers.json").read_text())["raw"]["runs"]
 

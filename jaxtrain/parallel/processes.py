@@ -37,6 +37,11 @@ def start() -> None:
         if int(os.environ.get(names[0], 1)) > 1:
             count, number, local = (int(os.environ[name]) for name in names)
             return _join(address, count, number, [local]) if address else _join_found(launcher, count)
+    if address and not any(names[0] in os.environ for names in LAUNCHERS.values()):
+        raise ConfigError(
+            f"{COORDINATOR}: {address!r} is set, and nothing says how many processes there are: start them by "
+            f"`jaxtrain launch`, srun or mpirun, or unset it"
+        )
     return None
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from launch_helpers import ONE_DEVICE, rows
 
 from jaxtrain.launch.local import free_port
+from jaxtrain.parallel import processes
 
 FLAGS = ["digits", "--model.kind=mlp", "--log.every=10", "--train.duration=20", "--evaluate.every=0", "--quiet"]
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_", "JAXTRAIN_"))}
-HERE = {**CLEAN, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 
 
 def slurm(number: int, port: int) -> dict[str, str]:
-    """What srun sets; jax takes the port from the job's number."""
+    """What srun sets, and the port: jax would take it from the number of the job."""
     sizes = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
     job = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "JAX_COORDINATOR_PORT": str(port)}
     return {**sizes, **job, "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
@@ -43,7 +43,7 @@ def open_mpi_5(number: int, port: int) -> dict[str, str]:
 def train(environments: list[dict[str, str]], folder: Path) -> list[subprocess.CompletedProcess[str]]:
     command = [sys.executable, "-m", "jaxtrain", "train", *FLAGS, f"--run-dir={folder}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    children = [subprocess.Popen(command, env={**HERE, **own}, **pipes) for own in environments]  # type: ignore[call-overload]
+    children = [subprocess.Popen(command, env={**ONE_DEVICE, **own}, **pipes) for own in environments]  # type: ignore[call-overload]
     said = [child.communicate(timeout=300) for child in children]
     return [
         subprocess.CompletedProcess(command, child.returncode, *texts)
@@ -51,17 +51,12 @@ def train(environments: list[dict[str, str]], folder: Path) -> list[subprocess.C
     ]
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The rows that two processes of `jaxtrain launch` write."""
     folder = tmp_path_factory.mktemp("runs") / "launched"
     command = [sys.executable, "-m", "jaxtrain", "launch", *FLAGS, "--processes=2", f"--run-dir={folder}"]
-    subprocess.run(command, env=HERE, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, env=ONE_DEVICE, check=True, capture_output=True, timeout=300)
     return rows(folder)
 
 
@@ -78,6 +73,42 @@ def test_two_processes_of_a_launcher_train_together(
     assert last == str(tmp_path / "run")
     assert {line.split("/")[0] for line in results} == {"test"}
     assert second.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "joined"),
+    [
+        ({}, None),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),
+        (slurm(1, 5), ((), {})),  # jax reads all of it
+        (open_mpi_5(1, 5), (("127.0.0.1:5", 2, 1, [1]), "127.0.0.1:5")),
+        # `jaxtrain launch` as a step of Slurm: its own processes count, each with all devices it sees.
+        (
+            slurm(0, 5) | {"JAXTRAIN_COORDINATOR": "h:1", "JAXTRAIN_PROCESSES": "3", "JAXTRAIN_PROCESS": "2"},
+            (("h:1", 3, 2, None), "h:1"),
+        ),
+    ],
+)
+def test_who_is_joined(own: dict[str, str], joined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(processes, "_own_stdout", lambda: called.append("stdout"))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **more: called.append((args, more)))
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "JAXTRAIN_"))]:
+        monkeypatch.delenv(name)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    processes.start.__wrapped__()
+    if joined and joined[1]:
+        args, address = joined
+        joined = (args, {"coordinator_bind_address": address, "cluster_detection_method": "deactivate"})
+    assert called == (["stdout", joined] if joined else [])
+
+
+def test_an_address_alone_is_one_line(tmp_path: Path) -> None:
+    (done,) = train([{"JAXTRAIN_COORDINATOR": "127.0.0.1:5"}], tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stderr.startswith("jaxtrain: JAXTRAIN_COORDINATOR: '127.0.0.1:5' is set, and nothing says how many ")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_launcher_that_does_not_say_where_its_first_process_is_gets_one_line(tmp_path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from launch_helpers import ONE_DEVICE, rows
 
 import jaxtrain as jt
 from jaxtrain.checkpoint import Checkpoints
@@ -28,18 +27,12 @@ PARTS = [
     "--schedule.warmup=5",
     "--data.feed=prefetch",
 ]
-ONE_DEVICE = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 TWO_DEVICES = {**ONE_DEVICE, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
 
 
 def jaxtrain(*arguments: str, environment: dict[str, str] = ONE_DEVICE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "jaxtrain", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
 
 
 def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
