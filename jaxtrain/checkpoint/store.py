@@ -1,154 +1,57 @@
-"""A folder of sealed steps.
-
-Orbax writes the arrays of one step; listing, sealing, verifying, best and retention are ours. A step exists when its
-`manifest.json` does: it is written last, after everything it lists is synced. Layout of checkpoints/000000680/:
-  state/          Orbax, one flat item {"params.layers.0.kernel": array}
-  meta.json       evaluation, hook states, data schema: plain values
-  manifest.json   the seal: size and sha256 of every other file, shape and dtype of every array
-"""
+"""The one writer of a folder of sealed steps: save in the background, seal, set aside what is corrupt, retain."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
-import re
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
-from jaxtrain.checkpoint import files
-from jaxtrain.config.errors import ConfigError, NeedsPerson, UserError
+from jaxtrain.checkpoint import files, seal
+from jaxtrain.checkpoint.reading import SealedSteps, alone
+from jaxtrain.checkpoint.seal import CorruptStep, HostArray, Sealed
+from jaxtrain.config.errors import NeedsPerson, UserError
 from jaxtrain.parallel import processes
 
 log = logging.getLogger("jaxtrain")
 
-_MANIFEST, _META, _STATE = "manifest.json", "meta.json", "state"
-_NAME = re.compile(r"[A-Za-z0-9_.\-]+")
+RETRIES = (1.0, 5.0)
+"""Seconds to wait before a save that failed is tried again."""
+MARGIN = 2**20
+"""Bytes that a save takes beside its arrays, at most: Orbax compresses them, and its own files are small."""
+
+Tell = Callable[[str], None]
 
 
-class CorruptStep(UserError):
-    """A sealed step whose files are not what was sealed."""
+class Checkpoints(SealedSteps):
+    """As `SealedSteps`, and one process of a run that writes.
 
-    exit_code = NeedsPerson.exit_code
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A step that exists. meta: what was saved beside the arrays."""
-
-    step: int
-    path: Path
-    meta: dict[str, Any]
-
-
-class Checkpoints:
-    """Save in the background, seal, list, restore, retain. One writer at a time.
-
-    metric, mode: which figure of `meta["evaluation"]` ranks steps, and whether "min" or "max" is better.
+    keep_last, keep_best: how many of the newest and of the best stay. keep_every: its multiples stay for ever; 0: none.
     """
 
-    def __init__(self, folder: Path, *, metric: str, mode: str, keep_last: int = 2, keep_best: int = 1) -> None:
-        self.folder = folder
-        self._metric, self._sign = metric, 1.0 if mode == "min" else -1.0
-        self._keep_last, self._keep_best = keep_last, keep_best
+    def __init__(
+        self, folder: Path, *, metric: str, mode: str, keep_last: int = 2, keep_best: int = 1, keep_every: int = 0
+    ) -> None:
+        super().__init__(folder, metric=metric, mode=mode)
+        self._keep_last, self._keep_best, self._keep_every = keep_last, keep_best, keep_every
         self._saving: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._closing = threading.Event()
+        self._failed: tuple[int, int, Exception] | None = None
+        self._verified: set[int] = set()
         self._orbax: Any = None
 
-    # ------------------------------------------------------------ reading
-
-    def steps(self) -> list[Sealed]:
-        """All sealed steps, oldest first."""
-        found = []
-        for path in sorted(self.folder.glob("[0-9]*")):
-            if (path / _MANIFEST).is_file():
-                found.append(Sealed(int(path.name), path, _meta(path)))
-        return found
-
-    def latest(self) -> Sealed | None:
-        """The newest sealed step."""
-        return next(reversed(self.steps()), None)
-
-    def best(self) -> Sealed | None:
-        """The sealed step with the best figure; among equals the newest; None when none has a finite one."""
-        ranked = [s for s in self._ranked(self.steps()) if math.isfinite(self._value(s))]
-        return ranked[0] if ranked else None
-
-    def get(self, which: str | int) -> Sealed:
-        """`best`, `last` or a step number. Raises UserError naming what is there."""
-        steps = self.steps()
-        if not steps:
-            raise UserError(f"{self.folder}: no sealed checkpoint; the run ended before its first save")
-        if which == "last":
-            return steps[-1]
-        if which == "best":
-            return self.best() or steps[-1]
-        for sealed in steps:
-            if str(sealed.step) == str(which):
-                return sealed
-        there = ", ".join(str(s.step) for s in steps)
-        raise ConfigError(f"checkpoint {which!r} is not there; allowed: best, last, {there}")
-
-    def verify(self, sealed: Sealed) -> None:
-        """Compare every file with the seal. Raises CorruptStep naming the first that differs."""
-        wanted = _seal(sealed)["files"]
-        there = files.digests(sealed.path, frozenset({_MANIFEST}))
-        for name in sorted(wanted.keys() | there.keys()):
-            if wanted.get(name) != there.get(name):
-                kind = (
-                    "is missing" if name not in there else "is not part of it" if name not in wanted else "was changed"
-                )
-                raise CorruptStep(f"checkpoint {sealed.step}: {sealed.path / name} {kind} since it was sealed")
-
-    def restore(self, sealed: Sealed, abstract: Any) -> Any:
-        """The state of a verified step, on the devices and in the shardings of `abstract`, of its types.
-
-        Raises UserError in plain words when arrays are missing, left over, or of another shape or dtype.
-        """
-        self.verify(sealed)
-        return self._read(sealed, abstract, partial=False)
-
-    def restore_part(self, sealed: Sealed, abstract: Any) -> Any:
-        """As `restore`, of the arrays in `abstract` alone; what else the step holds is not read."""
-        self.verify(sealed)
-        return self._read(sealed, abstract, partial=True)
-
-    def _read(self, sealed: Sealed, abstract: Any, *, partial: bool) -> Any:
-        import orbax.checkpoint as ocp
-
-        target, tree = _flat(abstract)
-        _compare(_seal(sealed)["leaves"], target, sealed, partial)
-        if processes.several():  # each reads for itself and keeps its part
-            restore_args = jax.tree.map(lambda x: ocp.RestoreArgs(restore_type=np.ndarray, dtype=x.dtype), target)
-        else:
-            restore_args = jax.tree.map(
-                lambda x: ocp.ArrayRestoreArgs(sharding=x.sharding or _one_device(), dtype=x.dtype), target
-            )
-        alone = _alone()
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-            arrays = reader.restore(
-                sealed.path.absolute() / _STATE,
-                args=ocp.args.PyTreeRestore(item=target, restore_args=restore_args, partial_restore=partial),
-            )
-        if processes.several():
-            arrays = {name: processes.put(arrays[name], x.sharding) for name, x in target.items()}
-        return jax.tree.unflatten(tree, [arrays[name] for name in target])
+    # ------------------------------------------------------------ what is there
 
     def restore_newest(
-        self, abstract: Any, note: Callable[[str], None] = lambda why: None
+        self, abstract: Any, note: Tell = lambda why: None, *, cast: bool = False
     ) -> tuple[Sealed, Any] | None:
         """The newest step that verifies; a corrupt one is set aside and the next older is taken. None without steps.
 
-        note: told why a step is set aside, before it is.
+        note: told why a step is set aside, before it is. cast: as in `restore`.
         Raises NeedsPerson when steps existed and none verifies: a run never starts silently from scratch.
         """
         found = self._newest_intact(note) if processes.is_first() else None
@@ -156,66 +59,78 @@ class Checkpoints:
         if step is None:
             return None
         sealed = found or self.get(step)  # the first process has verified it
-        return sealed, self._read(sealed, abstract, partial=False)
+        return sealed, self._read(sealed, abstract, cast=cast)
 
-    def _newest_intact(self, note: Callable[[str], None]) -> Sealed | None:
+    def _newest_intact(self, note: Tell) -> Sealed | None:
         steps = self.steps()
         for sealed in reversed(steps):
             try:
                 self.verify(sealed)
+                self._verified.add(sealed.step)
                 return sealed
             except CorruptStep as error:
-                aside = self.folder / f".quarantine-{sealed.path.name}"
                 note(str(error))
+                aside = self._set_aside(sealed, str(error))
                 log.warning("%s; set aside as %s, taking the next older", error, aside.name)
-                shutil.rmtree(aside, ignore_errors=True)
-                sealed.path.rename(aside)
         if steps:
             raise NeedsPerson(f"{self.folder}: none of {len(steps)} checkpoints is intact; train again or bring a copy")
         return None
 
-    # ------------------------------------------------------------ writing
+    def _set_aside(self, sealed: Sealed, why: str) -> Path:
+        names = (f".quarantine-{sealed.path.name}{end}" for end in ("", *(f"-{n}" for n in range(2, 1000))))
+        aside = next(path for name in names if not (path := self.folder / name).exists())
+        sealed.path.rename(aside)
+        files.write_text(aside / "why.txt", why + "\n")
+        return aside
 
     def sweep(self) -> None:
         """Remove what a killed process left: unsealed steps, half-removed ones."""
         if not processes.is_first():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self.folder.iterdir():
-            unsealed = path.name.isdigit() and not (path / _MANIFEST).is_file()
+            unsealed = path.name.isdigit() and not (path / seal.MANIFEST).is_file()
             if unsealed or path.name.startswith(".trash-"):
                 log.info("removing %s, left over by a killed process", path)
                 shutil.rmtree(path, ignore_errors=True)
 
+    # ------------------------------------------------------------ saving
+
+    def check_space(self, nbytes: int) -> None:
+        """Raise NeedsPerson where a step of so many bytes of arrays does not fit on the disk."""
+        if _free(self.folder) < nbytes + MARGIN:
+            raise NeedsPerson(
+                f"{self.folder}: no room for a checkpoint: {self._needs(nbytes)}; make room, or name another folder"
+            )
+
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Start saving. Returns when the arrays are copied; an error of the save before surfaces here."""
+        """Start saving. Returns when the arrays are copied; an error of the save before surfaces here.
+
+        meta: JSON values. Raises NeedsPerson where there is no room for it.
+        """
+        json.dumps(meta, allow_nan=False)  # what is wrong here would be so each time it is tried
         self.wait()
         path = self.folder / f"{step:09d}"
-        arrays, _ = _flat(state)
-        leaves = {name: {"shape": list(x.shape), "dtype": str(x.dtype)} for name, x in arrays.items()}
+        arrays, _ = seal.flat(state)
         arrays = {name: processes.whole(x) for name, x in arrays.items()}
-        if not processes.is_first():
+        if not processes.is_first() or (path / seal.MANIFEST).is_file():
             return
-        try:
-            if (path / _MANIFEST).is_file():
-                return
-            if path.exists():
-                shutil.rmtree(path)
-            path.mkdir(parents=True)
-            self._checkpointer().save(path.absolute() / _STATE, arrays)
-        except OSError as error:
-            self._error = error
-            self.poll()
+        held = {name: HostArray(x) for name, x in arrays.items()}
+        self.check_space(_nbytes(held))
+        failed = self._begin(path, arrays)
         self._saving = threading.Thread(
-            target=self._finish, args=(step, path, meta, leaves), name="jaxtrain-seal", daemon=True
+            target=self._finish, args=(step, path, meta, held, failed), name="jaxtrain-seal", daemon=True
         )
         self._saving.start()
 
     def poll(self) -> None:
         """Raise the error of a save that failed, if one did."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise NeedsPerson(f"saving into {self.folder} failed: {type(error).__name__}: {error}") from error
+        if self._failed is not None:
+            step, nbytes, error = self._failed
+            self._failed = None
+            raise NeedsPerson(
+                f"saving step {step} into {self.folder} failed: {type(error).__name__}: {error}; {self._needs(nbytes)}"
+            ) from error
 
     def wait(self) -> None:
         """Until the save in progress is sealed."""
@@ -225,117 +140,121 @@ class Checkpoints:
         self.poll()
 
     def close(self) -> None:
-        """Wait, then let Orbax's threads go."""
+        """Wait, without trying again what fails now; then let Orbax's threads go."""
+        self._closing.set()
         try:
             self.wait()
         finally:
-            if self._orbax is not None:
-                self._orbax.close()
-                self._orbax = None
+            self._let_orbax_go()
 
-    def _finish(self, step: int, path: Path, meta: dict[str, Any], leaves: dict[str, Any]) -> None:
+    def _begin(self, path: Path, arrays: dict[str, Any]) -> Exception | None:
+        """Give the arrays to Orbax, which writes in the background; what went wrong at once."""
         try:
-            self._checkpointer().wait_until_finished()
-            files.write_json(path / _META, meta)
-            files.fsync_tree(path)
-            seal = {"step": step, "files": files.digests(path), "leaves": leaves}
-            files.write_json(path / _MANIFEST, {**seal, "digest": _digest(seal)})
-            self._retain()
-        except BaseException as error:  # surfaces in the caller's thread, at the next poll
-            self._error = error
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True, mode=0o700)
+            self._checkpointer().save(path.absolute() / seal.STATE, arrays)
+        except UserError:
+            raise
+        except Exception as error:
+            return error
+        return None
 
-    def _retain(self) -> None:
+    def _finish(
+        self, step: int, path: Path, meta: dict[str, Any], held: dict[str, HostArray], failed: Exception | None
+    ) -> None:
+        """In a thread: the arrays' digests while Orbax writes, the seal, retention. What fails is tried again."""
+        for pause in (*RETRIES, None):
+            try:
+                if failed is not None:
+                    raise failed
+                leaves = {name: array.description() for name, array in held.items()}
+                self._checkpointer().wait_until_finished()
+                files.write_json(path / seal.META, meta)
+                seal.close(path, step, leaves)
+                break
+            except Exception as error:
+                self._let_orbax_go()
+                shutil.rmtree(path, ignore_errors=True)
+                if pause is None or self._closing.is_set() or isinstance(error, UserError):
+                    self._failed = step, _nbytes(held), error  # surfaces in the caller's thread, at the next poll
+                    return
+                log.warning(
+                    "saving step %d failed (%s: %s); trying again in %g s", step, type(error).__name__, error, pause
+                )
+                self._closing.wait(pause)
+                failed = self._begin(path, {name: array.whole() for name, array in held.items()})
+        held.clear()  # the step may have its buffers back
+        self._verified.add(step)  # its digests were read from the files
+        try:
+            self._retain()
+        except OSError as error:
+            log.warning("old checkpoints in %s were not removed: %s", self.folder, error)
+
+    # ------------------------------------------------------------ retention
+
+    def superfluous(self) -> list[Sealed]:
+        """Steps that retention would remove, oldest first."""
         steps = self.steps()
         kept = {s.step for s in steps[-self._keep_last :]}
-        kept |= {s.step for s in self._ranked(steps)[: self._keep_best] if math.isfinite(self._value(s))}
-        for sealed in steps:
-            if sealed.step not in kept:
-                trash = self.folder / f".trash-{sealed.path.name}"
-                sealed.path.rename(trash)  # one rename: a step is there whole or not at all
-                shutil.rmtree(trash, ignore_errors=True)
+        kept |= {s.step for s in self.ranked(steps)[: self._keep_best] if math.isfinite(self.value(s))}
+        kept |= {s.step for s in steps if self._keep_every and s.step % self._keep_every == 0}
+        return [s for s in steps if s.step not in kept]
 
-    def _ranked(self, steps: list[Sealed]) -> list[Sealed]:
-        """Best first; not-a-number and infinity last; among equals the newest first."""
+    def prune(self) -> list[Sealed]:
+        """Remove what retention would, once the newest step that stays is verified; what was removed.
 
-        def key(sealed: Sealed) -> tuple[bool, float, int]:
-            value = self._value(sealed)
-            return (not math.isfinite(value), self._sign * value if math.isfinite(value) else 0.0, -sealed.step)
+        Raises CorruptStep, and removes nothing, where it is not intact.
+        """
+        gone = self.superfluous()
+        if gone:
+            newest = self.get("last")
+            self.verify(newest)
+            self._verified.add(newest.step)
+            self._retain()
+        return gone
 
-        return sorted(steps, key=key)
+    def _retain(self) -> None:
+        """Remove what is superfluous; never while nothing that stays has been verified by this process."""
+        gone = self.superfluous()
+        kept = {s.step for s in self.steps()} - {s.step for s in gone}
+        if kept & self._verified:
+            for sealed in gone:
+                files.remove(sealed.path)
 
-    def _value(self, sealed: Sealed) -> float:
-        return float((sealed.meta.get("evaluation") or {}).get(self._metric, "nan"))
+    def _needs(self, nbytes: int) -> str:
+        latest = self.latest()
+        sealed = f"the newest sealed step is {latest.step}" if latest else "no step is sealed yet"
+        return f"it needs {_bytes(nbytes + MARGIN)}, {_bytes(_free(self.folder))} are free; {sealed}"
 
     def _checkpointer(self) -> Any:
         if self._orbax is None:
             import orbax.checkpoint as ocp
 
-            self._orbax = ocp.StandardCheckpointer(multiprocessing_options=_alone())
+            self._orbax = ocp.StandardCheckpointer(multiprocessing_options=alone())
         return self._orbax
 
-
-def _alone() -> Any:
-    """For Orbax: this process needs no other to read or write."""
-    import orbax.checkpoint as ocp
-
-    number = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=number, active_processes={number}, barrier_sync_key_prefix=f"process-{number}"
-    )
+    def _let_orbax_go(self) -> None:
+        orbax, self._orbax = self._orbax, None
+        if orbax is not None:
+            try:
+                orbax.close()
+            except Exception as error:  # it reports the failed save once more
+                log.debug("closing Orbax: %s", error)
 
 
-def _flat(state: Any) -> tuple[dict[str, Any], Any]:
-    paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    flat = {}
-    for path, leaf in paths:
-        name = ".".join(str(getattr(p, "key", getattr(p, "idx", getattr(p, "name", p)))) for p in path)
-        if not _NAME.fullmatch(name):
-            raise UserError(f"an array is named {name!r}; allowed in names: letters, digits, _ . -")
-        if name in flat:
-            raise UserError(f"two arrays are named {name!r}; names of parts must not contain dots")
-        flat[name] = leaf
-    return flat, tree
+def _nbytes(held: dict[str, HostArray]) -> int:
+    return sum(array.nbytes for array in held.values())
 
 
-def _meta(path: Path) -> dict[str, Any]:
-    """What was saved beside the arrays; {} when it cannot be read: `verify` says so when the step is wanted."""
-    try:
-        meta: dict[str, Any] = files.read_json(path / _META)
-    except (OSError, ValueError):
-        return {}
-    return meta
+def _free(folder: Path) -> int:
+    """Bytes that are free on the disk where `folder` is, or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
 
 
-def _seal(sealed: Sealed) -> dict[str, Any]:
-    """The manifest of a step. Raises CorruptStep when it is not what was written."""
-    path = sealed.path / _MANIFEST
-    try:
-        seal: dict[str, Any] = files.read_json(path)
-        digest = seal.pop("digest")
-    except (OSError, ValueError, KeyError, AttributeError):
-        raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed") from None
-    if digest != _digest(seal) or seal["step"] != sealed.step:
-        raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed")
-    return seal
-
-
-def _digest(seal: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(seal, sort_keys=True).encode()).hexdigest()
-
-
-def _one_device() -> Any:
-    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-
-def _compare(saved: dict[str, Any], target: dict[str, Any], sealed: Sealed, partial: bool) -> None:
-    problems = [f"{name} is new" for name in target if name not in saved]
-    problems += [] if partial else [f"{name} is no longer wanted" for name in saved if name not in target]
-    for name, x in target.items():
-        if name in saved:
-            was = (tuple(saved[name]["shape"]), saved[name]["dtype"])
-            now = (tuple(x.shape), str(x.dtype))
-            if was != now:
-                problems.append(f"{name} was {was[1]}{list(was[0])} and is now {now[1]}{list(now[0])}")
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(f"checkpoint {sealed.step} does not fit this model and optimizer: {problems[0]}{more}")
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxtrain.checkpoint import files
+from jaxtrain.config import ConfigError
 
 
 def test_write_json_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -83,3 +88,40 @@ def test_fsync_tree_syncs_every_file_every_folder_and_the_parent(
     top = tmp_path.name
     assert set(synced) == {top, *(f"{top}/{name}" for name in ("step", "step/state", "step/state/x", "step/meta.json"))}
     assert synced.index(f"{top}/step/state/x") < synced.index(f"{top}/step") < synced.index(top)
+
+
+def test_one_holder_at_a_time_and_the_system_takes_the_lock_of_the_dead_back(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time; from pathlib import Path; from jaxtrain.checkpoint import files\n"
+         "kept = files.Lock(Path(sys.argv[1]), 'it'); print('held', flush=True); time.sleep(60)", str(path)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError) as caught:
+        files.Lock(path, "run folder 'x'")
+    said = (
+        f"run folder 'x' is in use by process {holder.pid} on {platform.node()}; wait for it to end, or stop it first"
+    )
+    assert str(caught.value) == said
+    holder.kill()
+    holder.communicate()
+    mine = files.Lock(path, "it")
+    with pytest.raises(ConfigError, match=f"process {os.getpid()} on"):
+        files.Lock(path, "it")
+    mine.release()
+    files.Lock(path, "it").release()
+    assert path.read_text() == f"process {os.getpid()} on {platform.node()}"
+
+
+def test_a_folder_is_removed_out_of_sight_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / ".trash-step").mkdir()  # of one that was killed while it was being removed
+    (tmp_path / ".trash-step/file").write_bytes(b"1")
+    seen: list[list[str]] = []
+    real = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **o: (seen.append(os.listdir(tmp_path)), real(path, **o)))
+    files.remove(tmp_path / "step")
+    assert seen == [["step", ".trash-step"], [".trash-step"]] or seen == [[".trash-step", "step"], [".trash-step"]]
+    assert os.listdir(tmp_path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ import pytest
 from checkpoint_helpers import META, abstract, files_of, same, saved, state_of, store_of
 
 from jaxtrain.build import build
-from jaxtrain.checkpoint import Checkpoints, CorruptStep, files
+from jaxtrain.checkpoint import Checkpoints, CorruptStep, files, seal
+from jaxtrain.checkpoint import store as writing
 from jaxtrain.config import NeedsPerson, UserError, load
 
 
@@ -108,9 +110,13 @@ def test_the_manifest_lists_every_file_with_its_digest_and_every_array(two_steps
     for name, entry in manifest["files"].items():
         content = (step / name).read_bytes()
         assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert manifest["leaves"]["params.layers.0.kernel"] == {"shape": [4, 3], "dtype": "float32"}
-    assert manifest["leaves"]["opt_state.0.mu.head.bias"] == {"shape": [3], "dtype": "bfloat16"}
-    assert manifest["leaves"]["step"] == {"shape": [], "dtype": "int32"}
+    wanted, _ = seal.flat(state_of(2 / 8))
+    for name, leaf in manifest["leaves"].items():
+        array = np.asarray(wanted[name])
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        assert leaf == {"shape": list(array.shape), "dtype": str(array.dtype), "sha256": digest}
+    kinds = {leaf["dtype"] for leaf in manifest["leaves"].values()}
+    assert kinds == {"float32", "int32", "bfloat16", "bool"}
     assert len(manifest["leaves"]) == len(jax.tree.leaves(state_of()))
 
 
@@ -127,7 +133,7 @@ def kernel_of(state: dict[str, Any], value: Any) -> dict[str, Any]:
         ),
         (
             lambda s: kernel_of(s, jnp.zeros((4, 3), jnp.bfloat16)),
-            "params.layers.0.kernel was float32[4, 3] and is now bfloat16[4, 3]",
+            "params.layers.0.kernel was float32[4, 3] and is now bfloat16[4, 3]; --cast converts them",
         ),
         (lambda s: {**s, "step": jnp.float32(0)}, "step was int32[] and is now float32[]"),
         (lambda s: {**s, "extra": jnp.zeros(2)}, "extra is new"),
@@ -263,7 +269,7 @@ def test_the_next_older_step_is_taken_and_the_corrupt_one_set_aside(
     assert same(state, state_of(1 / 8))
     assert [s.step for s in store.steps()] == [1]
     if (where, damage) != ("manifest.json", "delete"):
-        assert (copied / ".quarantine-000000002").is_dir()
+        assert "since it was sealed" in (copied / ".quarantine-000000002/why.txt").read_text()
         assert not step.exists()
         assert "taking the next older" in caplog.text
 
@@ -389,46 +395,173 @@ def test_a_sealed_step_is_not_saved_again_and_an_unsealed_one_is(copied: Path) -
     store.close()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "RETRIES", (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("surfaces_at", ["save", "wait", "poll", "close"])
 def test_a_failed_save_surfaces_and_the_step_before_stays(
     surfaces_at: str, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = []
+
     def full(folder: Path) -> None:
+        tried.append(folder.name)
         raise OSError(28, "No space left on device")
 
     store = store_of(copied)
-    monkeypatch.setattr(files, "fsync_tree", full)
-    store.save(3, state_of(), META)  # says nothing: it fails in the background
-    assert store._saving is not None
-    store._saving.join()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "fsync_tree", full)
+        store.save(3, state_of(), META)  # says nothing: it fails in the background
+        assert store._saving is not None
+        store._saving.join()
+    assert tried == ["000000003"] * 3
+    assert sorted(p.name for p in copied.iterdir()) == ["000000001", "000000002"]  # nothing half-written stays
     arguments: tuple[Any, ...] = (4, state_of(), META) if surfaces_at == "save" else ()
     with pytest.raises(NeedsPerson) as caught:
         getattr(store, surfaces_at)(*arguments)
-    assert str(caught.value) == (f"saving into {copied} failed: OSError: [Errno 28] No space left on device")
+    said = rf"saving step 3 into {copied} failed: OSError: \[Errno 28\] No space left on device; it needs 1\.049 MB, "
+    assert re.fullmatch(said + r"\S+ .?B are free; the newest sealed step is 2", str(caught.value))
     assert [s.step for s in store.steps()] == [1, 2]
     store.save(5, state_of(5 / 8), META)  # the error was told once; the store goes on
     store.wait()
     assert [s.step for s in store.steps()] == [1, 2, 5]
-    store.sweep()
-    assert sorted(p.name for p in copied.iterdir()) == ["000000001", "000000002", "000000005"]
     store.close()
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("where", ["begin", "write", "seal"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_save_that_fails_is_tried_again_with_the_state_of_its_step(
+    where: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twice more; the third failure surfaces. The state goes on meanwhile, and what is saved is that of the step."""
+    failures = [OSError(5, "Input/output error")] * times
+    place, name = {"begin": (Path, "mkdir"), "write": (Flaky, "wait_until_finished"), "seal": (seal, "close")}[where]
+    Flaky.real = Checkpoints._checkpointer
+    monkeypatch.setattr(Checkpoints, "_checkpointer", lambda self: Flaky(self))
+    real = getattr(place, name)
+
+    def flaky(first: Any, *more: Any, **named: Any) -> Any:
+        if failures and (where != "begin" or first.name == "000000001"):
+            raise failures.pop()
+        return real(first, *more, **named)
+
+    store, state = store_of(tmp_path / "checkpoints"), {"x": jnp.arange(3.0)}
+    store.sweep()
+    monkeypatch.setattr(place, name, flaky)
+    store.save(1, state, META)
+    jax.jit(lambda s: {"x": s["x"] + 1}, donate_argnums=0)(state)
+    if times == 3:
+        with pytest.raises(NeedsPerson, match="Input/output error"):
+            store.wait()
+        assert list(store.folder.iterdir()) == []
+    else:
+        store.wait()
+        assert same(store.restore(store.get(1), abstract({"x": jnp.zeros(3)})), {"x": jnp.arange(3.0)})
+    assert caplog.text.count("trying again") == min(times, 2)
+    store.close()
+
+
+class Flaky:
+    """Orbax's checkpointer, with a method that a test replaces."""
+
+    real: Any
+
+    def __init__(self, store: Checkpoints) -> None:
+        self._orbax = Flaky.real(store)
+
+    def save(self, *arguments: Any) -> None:
+        self._orbax.save(*arguments)
+
+    def wait_until_finished(self) -> None:
+        self._orbax.wait_until_finished()
+
+
+def test_without_room_nothing_is_begun(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays and a MiB for the rest; one byte less is too little."""
+    store, needed = store_of(copied), sum(x.nbytes for x in jax.tree.leaves(state_of())) + 2**20
+    usage = shutil.disk_usage(copied)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(NeedsPerson) as caught:
+        store.save(3, state_of(), META)
+    assert str(caught.value) == (
+        f"{copied}: no room for a checkpoint: it needs 1.049 MB, 1.049 MB are free; the newest sealed step is 2; "
+        "make room, or name another folder"
+    )
+    assert sorted(p.name for p in copied.iterdir()) == ["000000001", "000000002"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
+    store.save(3, state_of(), META)
+    store.wait()
+    assert store.get(3).step == 3
+    store.close()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_folder_that_cannot_be_written_needs_a_person(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     store = store_of(tmp_path / "checkpoints")
-    with pytest.raises(NeedsPerson, match=f"saving into {tmp_path}/checkpoints failed: "):
-        store.save(1, state_of(), META)
+    store.save(1, state_of(), META)
+    with pytest.raises(NeedsPerson, match=f"saving step 1 into {tmp_path}/checkpoints failed: NotADirectoryError"):
+        store.wait()
+    assert (tmp_path / "checkpoints").read_text() == "a file"
     store.close()
+
+
+def test_nobody_else_can_read_a_step(two_steps: Path) -> None:
+    modes = {oct(path.stat().st_mode & 0o777) for path in two_steps.rglob("*") if path.is_file()}
+    assert modes == {"0o600"}
+    assert {oct(p.stat().st_mode & 0o777) for p in (two_steps / "000000001").rglob("*") if p.is_dir()} == {"0o700"}
+    assert oct((two_steps / "000000001").stat().st_mode & 0o777) == "0o700"
+
+
+def test_every_array_is_compared_with_what_the_devices_held(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that was written wrongly has files that fit their seal; only the array's own digest tells."""
+    store = store_of(copied)
+    assert store.verify_arrays(store.get(2)) == len(jax.tree.leaves(state_of()))
+    arrays = store.arrays(store.get(2), ["params.head.bias"])
+    assert arrays.keys() == {"params.head.bias"}
+    np.testing.assert_array_equal(arrays["params.head.bias"], np.arange(3, dtype=np.float32) + np.float32(0.25))
+    described = seal.HostArray.description
+    monkeypatch.setattr(seal.HostArray, "description", lambda self: described(self) | {"sha256": "0" * 64})
+    store.save(3, state_of(), META)
+    store.wait()
+    store.verify(store.get(3))
+    with pytest.raises(CorruptStep, match=r"checkpoint 3: \S+ is not what was saved: it was written wrongly"):
+        store.verify_arrays(store.get(3))
+    store.close()
+
+
+def test_the_digest_of_an_array_does_not_depend_on_how_it_lies_on_the_devices() -> None:
+    """A sharded array, a replicated one, one in Fortran order: one digest."""
+    plain = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    wanted = {"shape": [3, 4], "dtype": "float32", "sha256": hashlib.sha256(plain.tobytes()).hexdigest()}
+    assert seal.HostArray(jnp.asarray(plain)).description() == wanted
+    assert seal.HostArray(np.asfortranarray(plain)).description() == wanted
+    split = seal.HostArray(plain)
+    split._pieces = [((slice(0, 2), slice(None)), plain[:2]), ((slice(2, 3), slice(None)), plain[2:])]
+    assert split.description() == wanted
+    assert seal.HostArray(jnp.asarray(plain.T)).description() != wanted  # the control
+
+
+def test_another_type_of_floats_needs_cast_and_a_count_is_never_cast(two_steps: Path) -> None:
+    store, state = store_of(two_steps), state_of(2 / 8)
+    halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, state)
+    with pytest.raises(UserError, match=r"does not fit .* \(and \d more\); --cast converts them"):
+        store.restore(store.get(2), abstract(halved))
+    assert same(store.restore(store.get(2), abstract(halved), cast=True), halved)
+    counted = {**state, "step": jnp.float32(0)}
+    with pytest.raises(UserError, match=r"step was int32\[\] and is now float32\[\]$"):
+        store.restore(store.get(2), abstract(counted), cast=True)
 
 
 def test_a_figure_that_is_not_finite_in_the_meta_fails_the_save_loudly(tmp_path: Path) -> None:
     """JSON here is strict; the caller makes NaN a word."""
     store = store_of(tmp_path)
-    store.save(1, state_of(), {"evaluation": {"loss": float("nan")}})
-    with pytest.raises(NeedsPerson, match="ValueError"):
-        store.wait()
+    with pytest.raises(ValueError, match="JSON"):
+        store.save(1, state_of(), {"evaluation": {"loss": float("nan")}})
     assert store.steps() == []
     store.close()
 
@@ -499,6 +632,29 @@ def test_a_save_without_an_evaluation_takes_no_place_of_the_best(tmp_path: Path)
         store.save(step, {}, meta)
         store.wait()
     assert [s.step for s in store.steps()] == [1, 4]
+
+
+@pytest.mark.usefixtures("quick")
+def test_multiples_of_keep_every_stay_for_ever(tmp_path: Path) -> None:
+    assert kept(tmp_path, [5] * 9, keep_last=1, keep_best=0, keep_every=3) == [3, 6, 9]
+    assert kept(tmp_path / "off", [5] * 9, keep_last=1, keep_best=0) == [9]  # the control
+
+
+@pytest.mark.usefixtures("quick")
+def test_nothing_is_removed_before_something_that_stays_is_verified(tmp_path: Path) -> None:
+    kept(tmp_path, [1, 2, 3])
+    cut(tmp_path / "000000003/meta.json")
+    store = store_of(tmp_path, keep_last=1, keep_best=0)
+    assert [s.step for s in store.superfluous()] == [1, 2]
+    store._retain()
+    assert [s.step for s in store.steps()] == [1, 2, 3]
+    with pytest.raises(CorruptStep):
+        store.prune()
+    assert [s.step for s in store.steps()] == [1, 2, 3]
+    kept(tmp_path / "intact", [1, 2, 3])
+    store = store_of(tmp_path / "intact", keep_last=1, keep_best=0)
+    assert [s.step for s in store.prune()] == [1, 2]
+    assert [s.step for s in store.steps()] == [3]
 
 
 @pytest.mark.usefixtures("quick")
