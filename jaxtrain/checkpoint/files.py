@@ -87,6 +87,15 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def in_words(nbytes: float) -> str:
+    """A size in the unit that fits it: "12.3 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} TB"
+
+
 def remove(folder: Path) -> None:
     """Remove a folder that others may list: renamed out of sight first, so that it is there whole or not at all."""
     trash = folder.parent / f".trash-{folder.name}"

@@ -225,7 +225,7 @@ class Checkpoints(SealedSteps):
     def _needs(self, nbytes: int) -> str:
         latest = self.latest()
         sealed = f"the newest sealed step is {latest.step}" if latest else "no step is sealed yet"
-        return f"it needs {_bytes(nbytes + MARGIN)}, {_bytes(_free(self.folder))} are free; {sealed}"
+        return f"it needs {files.in_words(nbytes + MARGIN)}, {files.in_words(_free(self.folder))} are free; {sealed}"
 
     def _checkpointer(self) -> Any:
         if self._orbax is None:
@@ -250,11 +250,3 @@ def _nbytes(held: dict[str, HostArray]) -> int:
 def _free(folder: Path) -> int:
     """Bytes that are free on the disk where `folder` is, or will be."""
     return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"

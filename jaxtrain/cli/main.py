@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from jaxtrain.cli import config, init, launch, look, predict, train
+from jaxtrain.cli import checkpoints, config, init, launch, look, predict, train
 from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
@@ -28,6 +28,7 @@ app.command("eval")(look.evaluate)
 app.command()(predict.predict)
 app.command()(look.runs)
 app.command()(look.report)
+app.command()(checkpoints.checkpoints)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
 

@@ -34,7 +34,7 @@ def listing(runs: Sequence[RunFolder]) -> str:
                 _headline(result.get("test", {})),
             ]
         )
-    return _columns(rows)
+    return columns(rows)
 
 
 def compare(runs: Sequence[RunFolder]) -> str:
@@ -55,7 +55,7 @@ def compare(runs: Sequence[RunFolder]) -> str:
     for name in dict.fromkeys(name for r in results for name in r.get("test", {})):
         rows.append([f"test/{name}", *(_figure(r.get("test", {}).get(name)) for r in results)])
     rows.append(["seconds", *(_figure(r.get("seconds")) for r in results)])
-    return _columns(rows)
+    return columns(rows)
 
 
 def state_of(status: dict[str, Any]) -> str:
@@ -80,7 +80,8 @@ def _figure(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
-def _columns(rows: list[list[str]]) -> str:
+def columns(rows: list[list[str]]) -> str:
+    """Rows of equally many cells as lines, each column as wide as its widest cell."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)

@@ -110,7 +110,7 @@ def load_model(run: str | Path, step: str | int = "best", *, model: Any = None) 
     given in Python. Reads no training data."""
     folder = find_run(run)
     config = load(folder.resolved)
-    sealed = _checkpoints(folder, config).get(step)
+    sealed = open_store(folder, config).get(step)
     schema = Schema.from_json(sealed.meta["schema"])
     module = ModuleDef(maker(config, schema, model))
     arrays = {"params": module.params, "model_state": module.model_state}
@@ -143,7 +143,7 @@ def evaluate_run(
     job = build(load(folder.resolved), model=model, loss=loss, source=source)
     if not job.dataset.eval_rows(split):
         raise ConfigError(f"the {split} split of {folder.path} has no rows")
-    sealed = _checkpoints(folder, job.config).get(step)
+    sealed = open_store(folder, job.config).get(step)
     if sealed.meta["data"] != job.dataset.fingerprint():
         raise ConfigError(f"the data of {folder.path} has changed since step {sealed.step} was saved; bring it back")
     weights = _weights(folder, job.config, sealed, job.abstract_state)
@@ -152,7 +152,7 @@ def evaluate_run(
 
 def _evaluate_path(folder: RunFolder, path: str | Path, step: str | int, model: Any, loss: Any) -> Any:
     config = load(folder.resolved)
-    sealed = _checkpoints(folder, config).get(step)
+    sealed = open_store(folder, config).get(step)
     if not Path(path).exists():
         raise ConfigError(f"--path: {str(path)!r}: no such file or folder (looked in {Path(path).absolute().parent})")
     dataset = other_data(Path(path), config.data, Schema.from_json(sealed.meta["schema"]))
@@ -169,7 +169,7 @@ def _weights(folder: RunFolder, config: RunConfig, sealed: Sealed, abstract: Map
     abstract: their shapes, types and shardings (none: one device).
     """
     arrays: dict[str, Any] = {name: dict(abstract[name]) for name in ("params", "model_state")}
-    store = _checkpoints(folder, config)
+    store = open_store(folder, config)
     if config.train.ema_decay:
         arrays = store.restore_part(sealed, {"ema": arrays})["ema"]
     else:
@@ -177,6 +177,15 @@ def _weights(folder: RunFolder, config: RunConfig, sealed: Sealed, abstract: Map
     return arrays["params"], arrays["model_state"]
 
 
-def _checkpoints(folder: RunFolder, config: RunConfig) -> Checkpoints:
+def open_store(
+    folder: RunFolder, config: RunConfig, *, keep_last: int | None = None, keep_best: int | None = None
+) -> Checkpoints:
+    """The sealed steps of a run. keep_last, keep_best: what retention keeps; None: as the config says."""
     metric, mode = config.evaluate.metric, config.evaluate.mode
-    return Checkpoints(folder.checkpoints, metric=metric, mode=best_is(metric) if mode == "auto" else mode)
+    return Checkpoints(
+        folder.checkpoints,
+        metric=metric,
+        mode=best_is(metric) if mode == "auto" else mode,
+        keep_last=config.checkpoint.keep_last if keep_last is None else keep_last,
+        keep_best=config.checkpoint.keep_best if keep_best is None else keep_best,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     place = tmp_path / "here"
     place.mkdir()
     monkeypatch.chdir(place)
+    monkeypatch.setenv("JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS", ""))  # a verb that sets it sets it for itself
 
     def call(*arguments: str | Path) -> Answer:
         from jaxtrain.cli.main import main

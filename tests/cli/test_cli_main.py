@@ -14,7 +14,7 @@ from jaxtrain import __version__
 from jaxtrain.cli.main import main
 from jaxtrain.config import NeedsPerson, shipped
 
-VERBS = ("train", "resume", "eval", "predict", "runs", "report", "init", "config")
+VERBS = ("train", "resume", "eval", "predict", "runs", "report", "checkpoints", "init", "config")
 
 
 def test_the_tour_is_seven_lines(cli: Any) -> None:
@@ -80,6 +80,8 @@ WRONG = [  # arguments, words of the one line
     (["predict", "last", "x.png", "--batch-size=0"], ["--batch-size", "greater than or equal to 1"]),
     (["report", "20260101"], ["run '20260101': no runs in"]),
     (["runs", "last", "last"], ["run 'last': no runs in"]),
+    (["checkpoints", "last"], ["run 'last': no runs in"]),
+    (["checkpoints", "last", "--prune", "--keep-last=0"], ["--keep-last", "greater than or equal to 1"]),
     (["config", "describe", "optimiser"], ["optimiser", "did you mean optimizer"]),
     (["config", "shema"], ["shema"]),
     (["init", "--from", "digts"], ["config 'digts'", "did you mean digits?"]),
