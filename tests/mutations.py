@@ -446,6 +446,18 @@ MUTATIONS = [
         "evaluate/test_evaluate_generate.py::test_the_set_is_what_top_k_and_top_p_leave",
     ),
     Mutation(
+        "checkpoint/inspect.py",
+        "np.abs(np.where(changed, x - y, 0))",
+        "np.abs(x - y)",
+        "checkpoint/test_checkpoint_inspect.py::test_a_nan_equals_itself_and_one_that_is_new_is_counted",
+    ),
+    Mutation(
+        "evaluate/checkpoints.py",
+        "contextlib.nullcontext() if dry_run else _writing(run)",
+        "contextlib.nullcontext()",
+        "cli/test_cli_checkpoints.py::test_prune_of_a_run_that_goes_on_is_refused_and_looking_is_not",
+    ),
+    Mutation(
         "core/cost.py",
         'return int(eqn.params["length"])',
         "return 1",
