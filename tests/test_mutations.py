@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from mutations import MUTATIONS, Mutation
@@ -16,6 +19,7 @@ from jaxtrain.config import shipped
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = Path(jaxtrain.__file__).parent
+Server = subprocess.Popen[str]
 FAILED = 1  # pytest's exit code for "some tests failed"; 2 to 5 mean that they could not run
 
 
@@ -26,33 +30,55 @@ def _copy(place: Path) -> Path:
     return copy
 
 
-def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in a folder with a copy of the package, which comes before any installed one."""
-    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A process that forks; it starts in an empty folder, and no path of ours comes before that of a copy."""
+    if not hasattr(os, "fork") or not Path("/proc/self/task").is_dir():
+        pytest.skip("mutations are tested in forks of a process whose threads /proc counts: only on Linux")
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, "-P", str(TESTS / "mutation_server.py")]
+    where = tmp_path_factory.mktemp("server")
+    with subprocess.Popen(command, cwd=where, env=environment, stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield process
 
 
-def _pytest(place: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    settings = ["-c", str(TESTS.parent / "pyproject.toml"), "-p", "no:cacheprovider", "-x", "-n", "0"]
-    return _python(place, "-m", "pytest", *settings, *(str(TESTS / test) for test in tests))
+def _pytest(server: Server, place: Path, *tests: str) -> tuple[int, str]:
+    """The exit code of pytest in a folder with a copy of the package, and what it said."""
+    said = place / "said.txt"
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([str(place), [str(TESTS / test) for test in tests], str(said)]) + "\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    assert answer, f"the server ended: {server.wait(10)}"
+    return int(answer), said.read_text(errors="replace")[-4000:]
 
 
 @pytest.mark.mutation
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.file}-{m.new[:30]}")
-def test_the_test_sees_the_patched_line(mutation: Mutation, tmp_path: Path) -> None:
+def test_the_test_sees_the_patched_line(mutation: Mutation, server: Server, tmp_path: Path) -> None:
     patched = _copy(tmp_path) / mutation.file
     source = patched.read_text()
     assert source.count(mutation.old) == 1, f"{mutation.file} no longer holds this once: {mutation.old}"
     patched.write_text(source.replace(mutation.old, mutation.new))
-    done = _pytest(tmp_path, mutation.test)
-    assert done.returncode == FAILED, done.stdout[-2000:] + done.stderr[-2000:]
+    code, said = _pytest(server, tmp_path, mutation.test)
+    assert code == FAILED, said
 
 
-def test_the_copy_is_what_is_tested_and_without_a_patch_it_passes(tmp_path: Path) -> None:
-    """The control: it is the patch that fails, not the copying."""
-    copy = _copy(tmp_path)
-    said = _python(tmp_path, "-c", "import jaxtrain; print(jaxtrain.__file__)").stdout
-    assert Path(said.strip()).parent == copy
-    done = _pytest(tmp_path, "core/test_core_guard.py", "hooks/test_hooks_control.py", "data/test_data_order.py")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+WHICH = """
+def test_which():
+    import subprocess, sys, jaxtrain
+    code = "import jaxtrain; print(jaxtrain.__file__)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    assert jaxtrain.__file__ == other == "{}/__init__.py"
+"""
+
+
+def test_the_copy_is_what_is_tested_and_without_a_patch_it_passes(server: Server, tmp_path: Path) -> None:
+    """The control: it is the patch that fails, not the copying or the forking."""
+    which = tmp_path / "test_which.py"
+    which.write_text(WHICH.format(_copy(tmp_path)))
+    tests = ["core/test_core_guard.py", "hooks/test_hooks_control.py", "data/test_data_order.py"]
+    code, said = _pytest(server, tmp_path, str(which), *tests)
+    assert code == 0, said
