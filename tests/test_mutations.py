@@ -38,21 +38,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-P", str(TESTS / "mutation_server.py")]
-    where = tmp_path_factory.mktemp("server")
-    with subprocess.Popen(command, cwd=where, env=environment, stdin=PIPE, stdout=PIPE, text=True) as process:
+    empty = tmp_path_factory.mktemp("server")
+    with subprocess.Popen(command, cwd=empty, env=environment, stdin=PIPE, stdout=PIPE, text=True) as process:
         yield process
 
 
 def _pytest(server: Server, place: Path, *tests: str) -> tuple[int, str]:
     """The exit code of pytest in a folder with a copy of the package, and what it said."""
-    said = place / "said.txt"
-    assert server.stdin is not None
+    print(json.dumps([str(place), *(str(TESTS / test) for test in tests)]), file=server.stdin, flush=True)
     assert server.stdout is not None
-    server.stdin.write(json.dumps([str(place), [str(TESTS / test) for test in tests], str(said)]) + "\n")
-    server.stdin.flush()
     answer = server.stdout.readline()
     assert answer, f"the server ended: {server.wait(10)}"
-    return int(answer), said.read_text(errors="replace")[-4000:]
+    return int(answer), (place / "said.txt").read_text(errors="replace")[-4000:]
 
 
 @pytest.mark.mutation
@@ -69,9 +66,8 @@ def test_the_test_sees_the_patched_line(mutation: Mutation, server: Server, tmp_
 WHICH = """
 def test_which():
     import subprocess, sys, jaxtrain
-    code = "import jaxtrain; print(jaxtrain.__file__)"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
-    assert jaxtrain.__file__ == other == "{}/__init__.py"
+    code = "import jaxtrain; print(jaxtrain.__file__, end='')"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == jaxtrain.__file__ == "{}/__init__.py"
 """
 
 
@@ -79,6 +75,6 @@ def test_the_copy_is_what_is_tested_and_without_a_patch_it_passes(server: Server
     """The control: it is the patch that fails, not the copying or the forking."""
     which = tmp_path / "test_which.py"
     which.write_text(WHICH.format(_copy(tmp_path)))
-    tests = ["core/test_core_guard.py", "hooks/test_hooks_control.py", "data/test_data_order.py"]
-    code, said = _pytest(server, tmp_path, str(which), *tests)
+    tests = (str(which), "core/test_core_guard.py", "hooks/test_hooks_control.py", "data/test_data_order.py")
+    code, said = _pytest(server, tmp_path, *tests)
     assert code == 0, said
