@@ -176,7 +176,7 @@ MUTATIONS = [
         "parallel/test_parallel_mesh.py::test_each_device_holds_its_share_of_the_rows_and_all_of_the_scalars",
     ),
     Mutation(
-        "checkpoint/store.py",
+        "checkpoint/seal.py",
         "if wanted.get(name) != there.get(name):",
         "if name not in there:",
         "checkpoint/test_checkpoint_store.py::test_a_damaged_array_file_is_found_and_named",
