@@ -6,9 +6,10 @@ Overrides are dotted: `train("digits", **{"optimizer.peak_lr": 1e-3})`.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,21 @@ import numpy as np
 from jaxtrain.build import Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
+from jaxtrain.checkpoint.store import NothingIntact
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
 from jaxtrain.config.errors import choices
 from jaxtrain.core.state import State
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.console import waiting
-from jaxtrain.hooks.folder import RunFolder, find_run, list_runs, new_folder
+from jaxtrain.hooks.folder import RunFolder, find_run, new_folder
 from jaxtrain.loop import Stop
 from jaxtrain.parallel import processes
-from jaxtrain.resuming import changes, check_resumable, tell_changes
+from jaxtrain.resuming import ENDED, absolute_paths, changes, check_resumable, tell_changes, unfinished
 from jaxtrain.session import Session, open_store
 from jaxtrain.targets import GIVEN
 from jaxtrain.words import environment
 
-ENDED = ("early_stop", "time_budget")
-"""States of a run that ended by itself before its last step."""
+log = logging.getLogger("jaxtrain")
 
 Data = ArraySource | Mapping[str, Any] | tuple[Any, Any]
 
@@ -98,6 +99,7 @@ def train(
     run_dir: str | Path | None = None,
     overwrite: bool = False,
     auto_resume: bool = False,
+    allow_fresh: bool = False,
     quiet: bool = False,
     **overrides: Any,
 ) -> Run:
@@ -105,30 +107,37 @@ def train(
 
     run_dir: the run folder; else runs/<name>/<UTC id>. A used one is refused, unless `overwrite` (its content goes)
     or `auto_resume` (it is continued; without run_dir the newest unfinished run of this very config is).
+    allow_fresh: of a run whose checkpoints are all corrupt or gone, `auto_resume` begins anew.
     Raises ConfigError (bad input) and NeedsPerson (nothing finite, nothing intact).
     """
     processes.start()
     asked = load(config, overrides.items())
-    parsed = _absolute_paths(_named(asked, model, loss))
-    plan = _plan(parsed, run_dir, overwrite, auto_resume) if processes.is_first() else None
+    parsed = absolute_paths(_named(asked, model, loss))
+    plan = _plan(parsed, run_dir, overwrite, auto_resume, allow_fresh) if processes.is_first() else None
     what, where, changed = processes.agree(plan)
     if what == "ended":
         return load_run(where)
     if what == "resume":
-        return resume(where, model=model, loss=loss, data=data, quiet=quiet, **changed)
+        try:
+            return resume(where, model=model, loss=loss, data=data, quiet=quiet, **changed)
+        except NothingIntact as error:
+            if not allow_fresh:
+                raise
+            log.warning("%s: beginning anew", error)
     with waiting("building", quiet):
         job = build(parsed, model=model, loss=loss, source=_source(data))
     if processes.is_first():
-        if where and RunFolder(Path(where)).is_used():
-            shutil.rmtree(where)
-        folder = RunFolder(Path(where)) if where else new_folder(parsed.name)
-        folder.create()
-        write_text(folder.config, dump(asked))
-        write_text(folder.resolved, dump(parsed))
-        write_json(folder.env, environment(job))
-        where = str(folder.path)
+        where = str((RunFolder(Path(where)) if where else new_folder(parsed.name)).path)
+        RunFolder(Path(where)).create()
     folder = RunFolder(Path(processes.agree(where)))
-    return _run(Session(job, folder, quiet))
+    with _writing(folder):
+        if processes.is_first():
+            if folder.is_used():
+                folder.clear(all_of_it=overwrite)
+            write_text(folder.config, dump(asked))
+            write_text(folder.resolved, dump(parsed))
+            write_json(folder.env, environment(job))
+        return _run(Session(job, folder, quiet))
 
 
 def resume(
@@ -137,25 +146,38 @@ def resume(
     model: Any = None,
     loss: Callable[..., Any] | None = None,
     data: Data | None = None,
+    cast: bool = False,
     quiet: bool = False,
     **overrides: Any,
 ) -> Run:
     """Continue a run from its newest intact checkpoint, as if it had never stopped; a finished one can be extended.
 
+    cast: saved arrays of floats may be converted to another type, as a change of optimizer.moment_dtype asks for.
     Raises ConfigError for a change that would make it another run (data, seed, batch, model), saying why.
     """
     processes.start()
     folder = RunFolder(Path(processes.agree(str(find_run(run).path) if processes.is_first() else None)))
+    with _writing(folder):
+        return _resume(folder, {"model": model, "loss": loss, "source": _source(data)}, cast, quiet, overrides)
+
+
+def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, overrides: dict[str, Any]) -> Run:
     before = load(folder.resolved)
-    after = _absolute_paths(load(before, overrides.items()))
+    after = absolute_paths(load(before, overrides.items()))
     changed = changes(before, after)
-    check_resumable(changed)
+    check_resumable(changed, cast=cast)
     with waiting("building", quiet):
-        job = build(after, model=model, loss=loss, source=_source(data))
+        job = build(after, **given)
     session = Session(job, folder, quiet)
+
+    def note(why: str) -> None:
+        folder.note("quarantine", why=why)
+
     with waiting("restoring", quiet):
-        restored = session.store.restore_newest(job.abstract_state, lambda why: folder.note("quarantine", why=why))
+        restored = session.store.restore_newest(job.abstract_state, note, cast=cast)
     if restored is None:
+        if processes.agree(folder.had_steps()):
+            raise NothingIntact(f"{folder.path}: its checkpoints are gone")
         raise NeedsPerson(f"{folder.path}: no checkpoint to resume from; start anew with jaxtrain train --overwrite")
     sealed, state = restored
     if sealed.meta["data"] != job.dataset.fingerprint():
@@ -164,13 +186,16 @@ def resume(
             f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring it back (arrays given in "
             "Python: jt.Trainer(config, data=...).resume(run)), or train anew"
         )
-    if sealed.step >= job.steps.total:
+    # Killed after the last save: what is missing is the test of the best step, and the report.
+    untested = sealed.step == job.steps.total and "train.duration" not in changed
+    untested = processes.agree(untested and not folder.result.exists())
+    if sealed.step >= job.steps.total and not untested:
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
         return Run(folder, stop, folder.read_result())
     tell_changes(changed, session.console)
     if processes.is_first():
         folder.result.unlink(missing_ok=True)  # it spoke of the shorter run
-        folder.truncate(sealed.step, job.steps.log_every, job.steps.evaluate_every)
+        folder.truncate(sealed.step + untested, job.steps.log_every, job.steps.evaluate_every)
         folder.note("resume", step=sealed.step, changes={k: list(v) for k, v in changed.items()})
         write_text(folder.resolved, dump(after))
     return _run(session, sealed, state)
@@ -236,23 +261,26 @@ def dry_run(config: Any, **options: Any) -> str:
 
 
 def _plan(
-    parsed: RunConfig, run_dir: str | Path | None, overwrite: bool, auto_resume: bool
+    parsed: RunConfig, run_dir: str | Path | None, overwrite: bool, auto_resume: bool, allow_fresh: bool
 ) -> tuple[str, str | None, dict[str, Any]]:
     """What a call of `train` does: ("ended" | "resume" | "train", the run folder, changes of a resumed run).
 
-    A used folder that is to be trained in is emptied. Raises ConfigError where that was not asked for.
+    A used folder that is to be trained in is emptied. Raises ConfigError where that was not asked for, NothingIntact
+    where checkpoints are gone.
     """
     folder = RunFolder(Path(run_dir)) if run_dir else None
     if auto_resume:
-        unfinished = folder if folder and folder.is_used() else None if folder else _unfinished(parsed)
-        if unfinished and any(unfinished.checkpoints.glob("*/manifest.json")):
+        there = folder if folder and folder.is_used() else None if folder else unfinished(parsed)
+        if there and there.newest_sealed() is not None:
             # What is asked for now and differs from then is a change like any other: told, or refused.
-            asked_now = {key: now for key, (_, now) in changes(load(unfinished.resolved), parsed).items()}
-            if not asked_now and unfinished.read_status().get("state") in ENDED:
-                return "ended", str(unfinished.path), {}  # going on after an early stop would be another run
-            return "resume", str(unfinished.path), asked_now
-        if unfinished:  # it was stopped before its first save: nothing is lost when it begins anew in its place
-            return "train", str(unfinished.path), {}
+            asked_now = {key: now for key, (_, now) in changes(load(there.resolved), parsed).items()}
+            if not asked_now and there.read_status().get("state") in ENDED:
+                return "ended", str(there.path), {}  # going on after an early stop would be another run
+            return "resume", str(there.path), asked_now
+        if there and there.had_steps() and not allow_fresh:
+            raise NothingIntact(f"{there.path}: its checkpoints are gone")
+        if there:  # it was stopped before its first save: nothing is lost when it begins anew in its place
+            return "train", str(there.path), {}
     if folder and folder.is_used() and not overwrite:
         raise ConfigError(
             f"run folder {str(folder.path)!r} is used (state {folder.read_status().get('state', 'unknown')}); continue "
@@ -261,7 +289,16 @@ def _plan(
     return "train", str(folder.path) if folder else None, {}
 
 
+@contextlib.contextmanager
+def _writing(folder: RunFolder) -> Iterator[None]:
+    """The first process alone writes, and alone holds the lock."""
+    with folder.writing() if processes.is_first() else contextlib.nullcontext():
+        yield
+
+
 def _run(session: Session, sealed: Sealed | None = None, state: State | None = None) -> Run:
+    if processes.is_first():  # before the first step, not at the first save
+        session.store.check_space(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(session.job.abstract_state)))
     stop, result = session.run(sealed, state)
     return Run(session.folder, stop, result, session)
 
@@ -288,25 +325,3 @@ def _named(config: RunConfig, model: Any, loss: Any) -> RunConfig:
             name = getattr(given, "__qualname__", type(given).__name__)
             changed += [(f"{section}.kind", "custom"), (f"{section}.target", f"{GIVEN}:{name}")]
     return load(config, changed) if changed else config
-
-
-def _absolute_paths(config: RunConfig) -> RunConfig:
-    """Paths as seen from anywhere, so that a resume from another folder finds the same files."""
-    changed: list[tuple[str, Any]] = []
-    for key in ("path", "targets_path", "tokenizer"):
-        value = getattr(config.data, key, None)
-        if value is not None and (key != "tokenizer" or value not in ("char", "byte")):
-            changed.append((f"data.{key}", str(Path(value).resolve())))
-    for section in ("model", "objective"):
-        where, colon, name = getattr(getattr(config, section), "target", "").partition(":")
-        if where.endswith(".py"):
-            changed.append((f"{section}.target", f"{Path(where).resolve()}{colon}{name}"))
-    return load(config, changed) if changed else config
-
-
-def _unfinished(config: RunConfig) -> RunFolder | None:
-    """The newest run of this very config that has not ended by itself."""
-    for folder in reversed(list_runs()):
-        if folder.path.parent.name == config.name and load(folder.resolved) == config:
-            return None if folder.read_status().get("state") in ("done", *ENDED) else folder
-    return None

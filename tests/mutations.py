@@ -463,4 +463,46 @@ MUTATIONS = [
         "return 1",
         "core/test_core_cost.py::test_scans_in_scans_multiply",
     ),
+    Mutation(
+        "launch/supervise.py",
+        "vain = 0 if newer or not restarts else vain + 1",
+        "vain = 0",
+        "launch/test_launch_supervise.py::test_three_restarts_in_a_row_without_a_newer_step_are_the_last",
+    ),
+    Mutation(
+        "launch/supervise.py",
+        "if stopped() or not _may_pass(code):",
+        "if not _may_pass(code):",
+        "launch/test_launch_supervise.py::test_a_run_that_was_told_to_stop_is_not_started_again",
+    ),
+    Mutation(
+        "launch/local.py",
+        'process_group=0 if hasattr(os, "setpgid") else None',
+        "process_group=None",
+        "launch/test_launch_supervise.py::test_a_signal_to_the_supervisor_saves_and_ends_and_a_resume_goes_on",
+    ),
+    Mutation(
+        "runner.py",
+        "folder.truncate(sealed.step + untested,",
+        "folder.truncate(sealed.step,",
+        "run/test_run_resume.py::test_a_run_that_was_killed_after_its_last_save_is_tested_as_if_it_had_not_been",
+    ),
+    Mutation(
+        "checkpoint/reading.py",
+        "if (path / seal.MANIFEST).is_file():",
+        "if path.is_dir():",
+        "checkpoint/test_checkpoint_kills.py::test_wherever_a_save_is_killed_the_newest_sealed_step_is_whole",
+    ),
+    Mutation(
+        "checkpoint/store.py",
+        "if kept & self._verified:",
+        "if gone:",
+        "checkpoint/test_checkpoint_store.py::test_nothing_is_removed_before_something_that_stays_is_verified",
+    ),
+    Mutation(
+        "checkpoint/store.py",
+        "if pause is None or self._closing.is_set() or isinstance(error, UserError):",
+        "if True:",
+        "checkpoint/test_checkpoint_store.py::test_a_save_that_fails_is_tried_again_with_the_state_of_its_step",
+    ),
 ]

@@ -26,6 +26,15 @@ MARGIN = 2**20
 
 Tell = Callable[[str], None]
 
+_ANEW = "bring a copy back, or begin anew with jaxtrain train --run-dir=... --resume=auto --allow-fresh"
+
+
+class NothingIntact(NeedsPerson):
+    """There were checkpoints, and none can be used."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; {_ANEW}")
+
 
 class Checkpoints(SealedSteps):
     """As `SealedSteps`, and one process of a run that writes.
@@ -52,29 +61,30 @@ class Checkpoints(SealedSteps):
         """The newest step that verifies; a corrupt one is set aside and the next older is taken. None without steps.
 
         note: told why a step is set aside, before it is. cast: as in `restore`.
-        Raises NeedsPerson when steps existed and none verifies: a run never starts silently from scratch.
+        Raises NothingIntact when steps existed and none verifies: a run never starts silently from scratch.
         """
-        found = self._newest_intact(note) if processes.is_first() else None
-        step = processes.agree(found.step if found else None)
+        found, lost = self._newest_intact(note) if processes.is_first() else (None, 0)
+        step, lost = processes.agree([found.step if found else None, lost])
+        if lost:
+            raise NothingIntact(f"{self.folder}: none of {lost} checkpoints is intact")
         if step is None:
             return None
         sealed = found or self.get(step)  # the first process has verified it
         return sealed, self._read(sealed, abstract, cast=cast)
 
-    def _newest_intact(self, note: Tell) -> Sealed | None:
+    def _newest_intact(self, note: Tell) -> tuple[Sealed | None, int]:
+        """It, or how many there were and none is."""
         steps = self.steps()
         for sealed in reversed(steps):
             try:
                 self.verify(sealed)
                 self._verified.add(sealed.step)
-                return sealed
+                return sealed, 0
             except CorruptStep as error:
                 note(str(error))
                 aside = self._set_aside(sealed, str(error))
                 log.warning("%s; set aside as %s, taking the next older", error, aside.name)
-        if steps:
-            raise NeedsPerson(f"{self.folder}: none of {len(steps)} checkpoints is intact; train again or bring a copy")
-        return None
+        return None, len(steps)
 
     def _set_aside(self, sealed: Sealed, why: str) -> Path:
         names = (f".quarantine-{sealed.path.name}{end}" for end in ("", *(f"-{n}" for n in range(2, 1000))))

@@ -63,7 +63,7 @@ def prune(
     is not intact.
     """
     store = open_store(run, load(run.resolved), keep_last=keep_last, keep_best=keep_best)
-    with contextlib.nullcontext() if dry_run else _writing(run):
+    with contextlib.nullcontext() if dry_run else run.writing():
         steps = store.steps()
         sizes = {sealed.step: files.size_of(sealed.path) for sealed in store.superfluous()}
         if not dry_run:
@@ -76,16 +76,6 @@ def prune(
     lines = [f"step {step}: {done}, {files.in_words(size)}" for step, size in sizes.items()]
     stay = len(steps) - len(sizes)
     return [*lines, f"{_count(sizes, 'step')} {done}, {files.in_words(sum(sizes.values()))} {freed}; {stay} kept"]
-
-
-@contextlib.contextmanager
-def _writing(run: RunFolder) -> Iterator[None]:
-    """As the only writer of a run."""
-    lock = files.Lock(run.path / ".lock", f"run folder {str(run.path)!r}")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _words(each: Difference) -> str:

@@ -6,15 +6,17 @@ result.json run.log status.json chosen.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jaxtrain.checkpoint.files import fsync, read_json, write_json, write_text
+from jaxtrain.checkpoint.files import Lock, fsync, read_json, write_json, write_text
 from jaxtrain.config.errors import ConfigError, UserError
 
 ROOT = Path("runs")
@@ -56,6 +58,35 @@ class RunFolder:
     def is_used(self) -> bool:
         """Whether a run lives here."""
         return self.resolved.exists() or self.status.exists()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """While this is open no other process can write here. Raises ConfigError naming the one that does."""
+        lock = Lock(self.path / ".lock", f"run folder {str(self.path)!r}")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def clear(self, *, all_of_it: bool) -> None:
+        """Remove what a run wrote; its journal, the logs that its launcher holds open and the checkpoints that were set
+        aside as corrupt only with `all_of_it`."""
+        aside = set(self.checkpoints.glob(".quarantine-*"))
+        kept = set() if all_of_it else {self.journal, *self.path.glob("run.*.log"), *aside}
+        kept |= {self.path / ".lock", *(path.parent for path in kept & aside)}
+        for path in [*self.path.iterdir(), *self.checkpoints.glob("*")]:
+            if path not in kept and path.exists():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def had_steps(self) -> bool:
+        """Whether a step was ever sealed here, as far as the status and what was set aside tell."""
+        aside = any(self.checkpoints.glob(".quarantine-*"))
+        return aside or self.read_status().get("last_sealed") is not None or self.newest_sealed() is not None
+
+    def newest_sealed(self) -> int | None:
+        """The number of the newest sealed step, or None; not verified."""
+        steps = [path.parent.name for path in self.checkpoints.glob("[0-9]*/manifest.json")]
+        return max(map(int, steps), default=None)
 
     def write_status(self, **values: Any) -> None:
         """Merge `values` into status.json."""

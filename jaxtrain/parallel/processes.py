@@ -18,13 +18,7 @@ import jax
 import numpy as np
 
 from jaxtrain.config.errors import ConfigError
-
-COORDINATOR, PROCESSES, PROCESS = "JAXTRAIN_COORDINATOR", "JAXTRAIN_PROCESSES", "JAXTRAIN_PROCESS"
-LAUNCHERS = {
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
-    "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-}
-"""Where each says how many processes of this very program there are, which one this is, and which of its machine."""
+from jaxtrain.parallel.environment import COORDINATOR, LAUNCHERS, PROCESS, PROCESSES
 
 
 @functools.cache

@@ -92,4 +92,7 @@ def test_a_run_without_a_checkpoint_needs_a_person(cli: Any, trained: Path) -> N
         manifest.unlink()
     answer = cli("resume", trained, "--quiet")
     assert (answer.code, answer.out) == (78, "")
-    assert "no checkpoint to resume from" in one_line(answer.err)
+    assert one_line(answer.err) == (
+        f"{trained}: its checkpoints are gone; bring a copy back, or begin anew with jaxtrain train --run-dir=... "
+        "--resume=auto --allow-fresh"
+    )

@@ -151,6 +151,7 @@ def preempted(folder: Path, sealed: bool = True) -> None:
         for manifest in folder.glob("checkpoints/*/manifest.json"):
             manifest.unlink()
         (folder / "result.json").unlink()
+        RunFolder(folder).write_status(last_sealed=None, best=None)
 
 
 def test_resume_auto_goes_on_with_the_unfinished_run_of_this_config_only(

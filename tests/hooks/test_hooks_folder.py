@@ -161,3 +161,34 @@ def test_all_files_of_a_run_have_their_names(tmp_path: Path) -> None:
     named = {"config.yaml", "resolved.yaml", "env.json", "metrics.jsonl", "checkpoints", "samples", "report.html"}
     assert named | {"result.json", "run.log", "status.json"} <= there
     assert any(name.startswith("events.") for name in there)
+
+
+# ------------------------------------------------------------ what the parent of a run sees
+
+
+def test_the_newest_sealed_step_is_read_without_opening_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.newest_sealed() is None
+    for name in ("000000090", "000000100", "1000000000", ".quarantine-2000000000", ".trash-3000000000"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "manifest.json").write_text("{}")
+    assert folder.newest_sealed() == 1000000000
+    (folder.checkpoints / "1000000000/manifest.json").unlink()
+    assert folder.newest_sealed() == 100
+
+
+def test_a_run_that_begins_anew_keeps_its_journal_and_the_logs_of_its_processes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.note("restart", step=None)
+    for path in (folder.resolved, folder.log, tmp_path / "run.1.log"):
+        path.write_text("text")
+    folder.samples.mkdir()
+    (folder.samples / "0.png").write_bytes(b"")
+    for name in ("000000001", ".quarantine-000000002"):
+        (folder.checkpoints / name).mkdir(parents=True)
+    with folder.writing():
+        folder.clear(all_of_it=False)
+        assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "checkpoints", "journal.jsonl", "run.1.log"]
+        assert [path.name for path in folder.checkpoints.iterdir()] == [".quarantine-000000002"]
+        folder.clear(all_of_it=True)
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from launch_helpers import ONE_DEVICE, rows
+from launch_helpers import ONE_DEVICE, arrays, rows
 
 import jaxtrain as jt
-from jaxtrain.checkpoint import Checkpoints
 from jaxtrain.config import ConfigError
 from jaxtrain.launch.local import gpu_shares
 
@@ -33,20 +30,6 @@ TWO_DEVICES = {**ONE_DEVICE, "XLA_FLAGS": "--xla_force_host_platform_device_coun
 def jaxtrain(*arguments: str, environment: dict[str, str] = ONE_DEVICE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "jaxtrain", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-
-
-def arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """What a sealed step holds, read without any run."""
-    import orbax.checkpoint as ocp
-
-    sealed = Checkpoints(folder / "checkpoints", metric="loss", mode="min").get(step)
-    names = json.loads((sealed.path / "manifest.json").read_text())["leaves"]
-    plain = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    with ocp.PyTreeCheckpointer() as reader:
-        found: dict[str, np.ndarray] = reader.restore(
-            sealed.path.absolute() / "state", args=ocp.args.PyTreeRestore(item=plain, restore_args=plain)
-        )
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +264,75 @@ def test_auto_resume_leaves_a_run_that_stopped_early_as_it_is(tmp_path: Path) ->
     assert rows_without_time(again) == rows
     longer = tiny(tmp_path / "run", auto_resume=True, **{**options, "early_stopping.patience": 5})
     assert int(longer.state["step"]) == 12  # the control: two more evaluations of patience
+
+
+def test_a_run_that_was_killed_after_its_last_save_is_tested_as_if_it_had_not_been(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run", **{"train.duration": 23, "evaluate.every": 8})
+    rows, folder = rows_without_time(run), run.folder
+    run.close()
+    folder.result.unlink()
+    lines = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(line for line in lines if "test/" not in line))
+    resumed = jt.resume(folder.path, quiet=True)
+    assert (resumed.exit_code, resumed.test) == (0, run.test)
+    assert rows_without_time(resumed) == rows
+    assert folder.read_result()["best"] == run.result["best"]
+    again = jt.resume(folder.path, quiet=True)
+    assert again.state is None  # the control: now there is nothing left to do
+
+
+def test_when_all_checkpoints_are_corrupt_only_allow_fresh_begins_anew_and_keeps_what_was_set_aside(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "run"
+    tiny(place, **{"checkpoint.every": 8}).close()
+    rows = [line for line in (place / "metrics.jsonl").read_text().splitlines() if "test/" not in line]
+    for meta in place.glob("checkpoints/*/meta.json"):
+        meta.write_text("{}")
+    for _ in range(2):  # the second finds what was set aside, and nothing else
+        with pytest.raises(jt.NeedsPerson, match=r"or begin anew with .* --allow-fresh"):
+            tiny(place, auto_resume=True, **{"checkpoint.every": 8})
+    assert len((place / "metrics.jsonl").read_text().splitlines()) == len(rows) + 1  # nothing was touched
+    anew = tiny(place, auto_resume=True, allow_fresh=True, **{"checkpoint.every": 8})
+    assert (anew.exit_code, int(anew.state["step"])) == (0, 24)
+    assert len(list(place.glob("checkpoints/.quarantine-*/why.txt"))) == 2
+    events = [json.loads(line)["event"] for line in (place / "journal.jsonl").read_text().splitlines()]
+    assert events == ["quarantine"] * 2
+
+
+def test_one_process_at_a_time_writes_a_run(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "run")
+    with run.folder.writing():
+        with pytest.raises(jt.ConfigError, match=r"is in use by process \d+ on .*; wait for it to end, or stop it"):
+            jt.resume(tmp_path / "run", quiet=True, **{"train.duration": 30})
+        with pytest.raises(jt.ConfigError, match="is in use by process"):
+            tiny(tmp_path / "run", overwrite=True)
+        assert run.folder.read_status()["state"] == "done"
+    assert int(jt.resume(tmp_path / "run", quiet=True, **{"train.duration": 30}).state["step"]) == 30  # the control
+
+
+def test_another_type_of_moments_needs_cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at(monkeypatch, 11)
+    with tiny(tmp_path / "run") as stopped:
+        before = np.asarray(stopped.state["opt_state"][0].mu["head.kernel"])
+    monkeypatch.undo()
+    narrow = {"optimizer.moment_dtype": "bfloat16", "train.duration": 24}
+    with pytest.raises(jt.ConfigError, match=r"moment_dtype: .*--cast converts floats"):
+        jt.resume(tmp_path / "run", quiet=True, **narrow)
+    stop_at(monkeypatch, 12)
+    resumed = jt.resume(tmp_path / "run", quiet=True, cast=True, **narrow)
+    after = resumed.state["opt_state"][0].mu["head.kernel"]
+    assert str(after.dtype) == "bfloat16"
+    assert np.abs(np.asarray(after, np.float32)).max() > 0.1 * np.abs(before).max()  # carried over, not begun anew
+    with pytest.raises(jt.ConfigError, match="int8"):
+        jt.resume(tmp_path / "run", quiet=True, **{"optimizer.moment_dtype": "int8"})
+
+
+def test_a_run_that_has_no_room_for_a_checkpoint_ends_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(jt.NeedsPerson, match=r"no room for a checkpoint: it needs \S+ MB, 1 kB are free; no step is"):
+        tiny(tmp_path / "run")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
