@@ -88,6 +88,7 @@ def sweep(place: Path, every: int) -> dict[str, Any]:
             found["lost"].append([k, f"{type(error).__name__}: {error}"])
         shutil.rmtree(folder)
     server.stdin.close()
+    server.stdout.close()
     server.wait()
     return found
 

@@ -39,14 +39,12 @@ class NothingIntact(NeedsPerson):
 class Checkpoints(SealedSteps):
     """As `SealedSteps`, and one process of a run that writes.
 
-    keep_last, keep_best: how many of the newest and of the best stay. keep_every: its multiples stay for ever; 0: none.
+    keep_last, keep_best: how many of the newest and of the best stay.
     """
 
-    def __init__(
-        self, folder: Path, *, metric: str, mode: str, keep_last: int = 2, keep_best: int = 1, keep_every: int = 0
-    ) -> None:
+    def __init__(self, folder: Path, *, metric: str, mode: str, keep_last: int = 2, keep_best: int = 1) -> None:
         super().__init__(folder, metric=metric, mode=mode)
-        self._keep_last, self._keep_best, self._keep_every = keep_last, keep_best, keep_every
+        self._keep_last, self._keep_best = keep_last, keep_best
         self._saving: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed: tuple[int, int, Exception] | None = None
@@ -208,7 +206,6 @@ class Checkpoints(SealedSteps):
         steps = self.steps()
         kept = {s.step for s in steps[-self._keep_last :]}
         kept |= {s.step for s in self.ranked(steps)[: self._keep_best] if math.isfinite(self.value(s))}
-        kept |= {s.step for s in steps if self._keep_every and s.step % self._keep_every == 0}
         return [s for s in steps if s.step not in kept]
 
     def prune(self) -> list[Sealed]:

@@ -635,12 +635,6 @@ def test_a_save_without_an_evaluation_takes_no_place_of_the_best(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("quick")
-def test_multiples_of_keep_every_stay_for_ever(tmp_path: Path) -> None:
-    assert kept(tmp_path, [5] * 9, keep_last=1, keep_best=0, keep_every=3) == [3, 6, 9]
-    assert kept(tmp_path / "off", [5] * 9, keep_last=1, keep_best=0) == [9]  # the control
-
-
-@pytest.mark.usefixtures("quick")
 def test_nothing_is_removed_before_something_that_stays_is_verified(tmp_path: Path) -> None:
     kept(tmp_path, [1, 2, 3])
     cut(tmp_path / "000000003/meta.json")
