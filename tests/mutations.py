@@ -491,7 +491,7 @@ MUTATIONS = [
         "checkpoint/reading.py",
         "if (path / seal.MANIFEST).is_file():",
         "if path.is_dir():",
-        "checkpoint/test_checkpoint_kills.py::test_wherever_a_save_is_killed_the_newest_sealed_step_is_whole",
+        "checkpoint/test_checkpoint_store.py::test_an_unsealed_step_is_invisible_and_swept",
     ),
     Mutation(
         "checkpoint/store.py",
