@@ -301,7 +301,10 @@ def test_when_every_step_is_corrupt_a_person_is_needed(copied: Path) -> None:
     store = store_of(copied)
     with pytest.raises(NeedsPerson) as caught:
         store.restore_newest(abstract(state_of()))
-    assert str(caught.value) == f"{copied}: none of 2 checkpoints is intact; train again or bring a copy"
+    assert str(caught.value) == (
+        f"{copied}: none of 2 checkpoints is intact; bring a copy back, or begin anew with jaxtrain train "
+        "--run-dir=... --resume=auto --allow-fresh"
+    )
     assert caught.value.exit_code == 78
     assert sorted(p.name for p in copied.iterdir()) == [".quarantine-000000001", ".quarantine-000000002"]
 
