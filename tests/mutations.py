@@ -182,6 +182,24 @@ MUTATIONS = [
         "checkpoint/test_checkpoint_store.py::test_a_damaged_array_file_is_found_and_named",
     ),
     Mutation(
+        "checkpoint/seal.py",
+        "if text != as_written or digest",
+        "if digest",
+        "checkpoint/test_checkpoint_damage.py::test_damage_to_any_file_is_found_named_and_the_step_before_is_used",
+    ),
+    Mutation(
+        "checkpoint/store.py",
+        "shutil.rmtree(path, ignore_errors=True)\n                if pause is None",
+        "if pause is None",
+        "checkpoint/test_checkpoint_store.py::test_a_failed_save_surfaces_and_the_step_before_stays",
+    ),
+    Mutation(
+        "checkpoint/store.py",
+        "if unsealed:  # a step that a resume has passed over",
+        "if False:",
+        "checkpoint/test_checkpoint_killed.py::test_a_left_over_step_is_named_and_does_not_stop_the_save_of_that_step",
+    ),
+    Mutation(
         "hooks/control.py",
         "if not math.isfinite(value):\n            return False",
         "if False:\n            return False",
@@ -453,7 +471,7 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluate/checkpoints.py",
-        "contextlib.nullcontext() if dry_run else _writing(run)",
+        "contextlib.nullcontext() if dry_run else run.writing()",
         "contextlib.nullcontext()",
         "cli/test_cli_checkpoints.py::test_prune_of_a_run_that_goes_on_is_refused_and_looking_is_not",
     ),

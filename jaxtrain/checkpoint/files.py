@@ -60,7 +60,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """As `write_text`, strict JSON."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False))
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Strict JSON as it is written here."""
+    return json.dumps(value, indent=1, allow_nan=False)
 
 
 def read_json(path: Path) -> Any:
@@ -108,8 +113,11 @@ class Lock:
     """One writer at a time: a lock on a file, which the system takes back when its holder ends, however it ends."""
 
     def __init__(self, path: Path, what: str) -> None:
-        """Raises ConfigError naming the holder of `what`."""
-        self._file = path.open("a+b")
+        """Raises ConfigError naming the holder of `what`, or why nobody can write there."""
+        try:
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"{what} cannot be written: {error.strerror}") from None
         with contextlib.suppress(ImportError):  # Windows has no such lock
             import fcntl
 

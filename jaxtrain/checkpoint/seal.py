@@ -104,11 +104,13 @@ def read(sealed: Sealed) -> dict[str, Any]:
     """The manifest of a step. Raises CorruptStep when it is not what was written."""
     path = sealed.path / MANIFEST
     try:
-        seal: dict[str, Any] = files.read_json(path)
+        text = path.read_text(encoding="utf-8")
+        seal: dict[str, Any] = json.loads(text)
+        as_written = files.json_text(seal)
         digest = seal.pop("digest")
     except (OSError, ValueError, KeyError, AttributeError):
         raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed") from None
-    if digest != _digest(seal) or seal["step"] != sealed.step:
+    if text != as_written or digest != _digest(seal) or seal["step"] != sealed.step:
         raise CorruptStep(f"checkpoint {sealed.step}: {path} was changed since it was sealed")
     return seal
 

@@ -98,8 +98,9 @@ class Checkpoints(SealedSteps):
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self.folder.iterdir():
             unsealed = path.name.isdigit() and not (path / seal.MANIFEST).is_file()
+            if unsealed:  # a step that a resume has passed over
+                log.warning("removing %s: its save was not completed", path)
             if unsealed or path.name.startswith(".trash-"):
-                log.info("removing %s, left over by a killed process", path)
                 shutil.rmtree(path, ignore_errors=True)
 
     # ------------------------------------------------------------ saving
@@ -238,6 +239,7 @@ class Checkpoints(SealedSteps):
         if self._orbax is None:
             import orbax.checkpoint as ocp
 
+            logging.getLogger("absl").addFilter(_told_by_us)
             self._orbax = ocp.StandardCheckpointer(multiprocessing_options=alone())
         return self._orbax
 
@@ -248,6 +250,11 @@ class Checkpoints(SealedSteps):
                 orbax.close()
             except Exception as error:  # it reports the failed save once more
                 log.debug("closing Orbax: %s", error)
+
+
+def _told_by_us(record: logging.LogRecord) -> bool:
+    """Orbax logs a failed save once a thread, with tracebacks of hundreds of lines; `poll` tells it in one."""
+    return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
 def _nbytes(held: dict[str, HostArray]) -> int:
