@@ -523,4 +523,28 @@ MUTATIONS = [
         "if True:",
         "checkpoint/test_checkpoint_store.py::test_a_save_that_fails_is_tried_again_with_the_state_of_its_step",
     ),
+    Mutation(
+        "launch/same.py",
+        "if a.get(name, NOTHING) != b.get(name, NOTHING)",
+        "if name not in a",
+        "launch/test_launch_proof.py::test_the_first_difference_is_named",
+    ),
+    Mutation(
+        "launch/proof.py",
+        "            child.kill()\n            child.wait()\n        newest",
+        "            child.terminate()\n            child.wait()\n        newest",
+        "launch/test_launch_proof.py::test_equal_runs_pass_and_nothing_is_left",
+    ),
+    Mutation(
+        "session.py",
+        'if sealed and type(hook).__name__ in sealed.meta["hooks"]:',
+        "if False:",
+        "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
+    ),
+    Mutation(
+        "runner.py",
+        "    return _run(session, sealed, state)",
+        '    return _run(session, sealed, {**state, "opt_state": job.init()["opt_state"]})',
+        "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
+    ),
 ]

@@ -14,7 +14,7 @@ from jaxtrain.config import ConfigError, parse_value
 from jaxtrain.config.schema import RunConfig
 from jaxtrain.config.schema_tools import dotted_keys, sections
 
-VERBS = ("train", "resume", "launch")
+VERBS = ("train", "resume", "verify-resume", "launch")
 Set = Annotated[list[str] | None, typer.Option("--set", hidden=True, help="key=value")]
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from jaxtrain.cli import checkpoints, config, init, launch, look, predict, train
+from jaxtrain.cli import checkpoints, config, init, launch, look, predict, train, verify
 from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
@@ -23,6 +23,7 @@ TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resum
 app = typer.Typer(add_completion=True, no_args_is_help=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command(cls=KeyedCommand)(train.train)
 app.command(cls=KeyedCommand)(train.resume)
+app.command("verify-resume", cls=KeyedCommand)(verify.verify_resume)
 app.command(cls=KeyedCommand)(launch.launch)
 app.command("eval")(look.evaluate)
 app.command()(predict.predict)

@@ -14,7 +14,7 @@ from jaxtrain import __version__
 from jaxtrain.cli.main import main
 from jaxtrain.config import NeedsPerson, shipped
 
-VERBS = ("train", "resume", "eval", "predict", "runs", "report", "checkpoints", "init", "config")
+VERBS = ("train", "resume", "verify-resume", "eval", "predict", "runs", "report", "checkpoints", "init", "config")
 
 
 def test_the_tour_is_seven_lines(cli: Any) -> None:
