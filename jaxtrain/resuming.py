@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +85,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         value = getattr(config.data, key, None)
         if value is not None and (key != "tokenizer" or value not in ("char", "byte")):
             changed.append((f"data.{key}", str(Path(value).resolve())))
+    if config.checkpoint.mirror is not None:  # its file system may not answer: only the text of the path is looked at
+        changed.append(("checkpoint.mirror", os.path.abspath(config.checkpoint.mirror)))
     for section in ("model", "objective"):
         where, colon, name = getattr(getattr(config, section), "target", "").partition(":")
         if where.endswith(".py"):

@@ -19,13 +19,14 @@ import numpy as np
 from jaxtrain.build import Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
+from jaxtrain.checkpoint.mirror import check_apart
 from jaxtrain.checkpoint.store import NothingIntact
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
 from jaxtrain.config.errors import choices
 from jaxtrain.core.state import State
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.console import waiting
-from jaxtrain.hooks.folder import RunFolder, find_run, new_folder
+from jaxtrain.hooks.folder import ROOT, RunFolder, find_run, new_folder
 from jaxtrain.loop import Stop
 from jaxtrain.parallel import processes
 from jaxtrain.resuming import ENDED, absolute_paths, changes, check_resumable, tell_changes, unfinished
@@ -124,6 +125,7 @@ def train(
             if not allow_fresh:
                 raise
             log.warning("%s: beginning anew", error)
+    check_apart(parsed.checkpoint.mirror, parsed.name, Path(where) if where else ROOT / parsed.name / "id")
     with waiting("building", quiet):
         job = build(parsed, model=model, loss=loss, source=_source(data))
     if processes.is_first():
@@ -166,12 +168,14 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
     after = absolute_paths(load(before, overrides.items()))
     changed = changes(before, after)
     check_resumable(changed, cast=cast)
+    if "checkpoint.mirror" in changed:  # one that was resumed has its old place in its config
+        check_apart(after.checkpoint.mirror, after.name, folder.path)
     with waiting("building", quiet):
         job = build(after, **given)
     session = Session(job, folder, quiet)
 
-    def note(why: str) -> None:
-        folder.note("quarantine", why=why)
+    def note(event: str, why: str) -> None:
+        folder.note(event, why=why)
 
     with waiting("restoring", quiet):
         restored = session.store.restore_newest(job.abstract_state, note, cast=cast)
@@ -241,7 +245,7 @@ class Trainer:
 def dry_run(config: Any, **options: Any) -> str:
     """Two steps through training, evaluation, saving, restoring and report, in a folder that is then removed."""
     with tempfile.TemporaryDirectory(prefix="jaxtrain-dry-run-") as place:
-        short = load(config, [("train.duration", 2), ("early_stopping.patience", 0)])
+        short = load(config, [("train.duration", 2), ("early_stopping.patience", 0), ("checkpoint.mirror", None)])
         with train(short, run_dir=Path(place) / "run", **options) as run:
             job, state = run.job, run.state
             assert job is not None
@@ -271,7 +275,8 @@ def _plan(
     folder = RunFolder(Path(run_dir)) if run_dir else None
     if auto_resume:
         there = folder if folder and folder.is_used() else None if folder else unfinished(parsed)
-        if there and there.newest_sealed() is not None:
+        in_mirror = there and parsed.checkpoint.mirror is not None and there.had_steps()
+        if there and (in_mirror or there.newest_sealed() is not None):
             # What is asked for now and differs from then is a change like any other: told, or refused.
             asked_now = {key: now for key, (_, now) in changes(load(there.resolved), parsed).items()}
             if not asked_now and there.read_status().get("state") in ENDED:

@@ -311,6 +311,8 @@ def open_store(job: Job, folder: RunFolder) -> Checkpoints:
         mode=job.mode,
         keep_last=saving.keep_last,
         keep_best=saving.keep_best,
+        name=job.config.name,
+        mirror=saving.mirror,
     )
 
 

@@ -546,5 +546,27 @@ MUTATIONS = [
         "    return _run(session, sealed, state)",
         '    return _run(session, sealed, {**state, "opt_state": job.init()["opt_state"]})',
         "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
+        "checkpoint/store.py",
+        "found = self._newer_in_mirror(self._mirror, found, note) or found",
+        "pass  # the mirror is not asked",
+        "checkpoint/test_checkpoint_mirror.py::test_a_flipped_bit_in_the_run_folder_costs_no_step",
+    ),
+    Mutation(
+        "checkpoint/mirror.py",
+        "seal.verify(Sealed(sealed.step, aside, {}), threads=1)",
+        "pass",
+        "checkpoint/test_checkpoint_mirror.py::test_a_copy_that_differs_is_never_taken",
+    ),
+    Mutation(
+        "checkpoint/mirror.py",
+        "            self._copy_file(name, place)\n",
+        "            self._copy_file(name, place)\n        self._retain(place)\n",
+        "checkpoint/test_checkpoint_mirror.py::test_nothing_goes_from_the_mirror_before_a_newer_step_is_verified_there",
+    ),
+    Mutation(
+        "checkpoint/mirror.py",
+        'return of.is_file() and of.read_text(encoding="utf-8") == self._id()',
+        "return of.is_file()",
+        "checkpoint/test_checkpoint_mirror.py::test_another_run_of_that_name_finds_no_steps_there_and_touches_none",
     ),
 ]

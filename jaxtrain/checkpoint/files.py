@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxtrain.config.errors import ConfigError
 
-_THREADS = 2
+THREADS = 2
 """That read and digest files at once: sha256 leaves Python's lock alone, and one thread does about 1 GB/s."""
 
 
@@ -73,11 +73,13 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def digests(folder: Path, skip: frozenset[str] = frozenset()) -> dict[str, dict[str, Any]]:
-    """{relative path: {"size", "sha256"}} of every file below `folder`."""
+def digests(folder: Path, skip: frozenset[str] = frozenset(), threads: int = THREADS) -> dict[str, dict[str, Any]]:
+    """{relative path: {"size", "sha256"}} of every file below `folder`. threads: 1 is the caller's own."""
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     wanted = {name: path for name, path in found.items() if name not in skip}
-    with ThreadPoolExecutor(_THREADS) as pool:
+    if threads == 1:
+        return {name: _digest(path) for name, path in wanted.items()}
+    with ThreadPoolExecutor(threads) as pool:
         return dict(zip(wanted, pool.map(_digest, wanted.values()), strict=True))
 
 

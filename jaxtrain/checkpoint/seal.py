@@ -115,10 +115,10 @@ def read(sealed: Sealed) -> dict[str, Any]:
     return seal
 
 
-def verify(sealed: Sealed) -> None:
-    """Compare every file with the seal. Raises CorruptStep naming the first that differs."""
+def verify(sealed: Sealed, threads: int = files.THREADS) -> None:
+    """Compare every file with the seal. Raises CorruptStep naming the first that differs. threads: as of `digests`."""
     wanted = read(sealed)["files"]
-    there = files.digests(sealed.path, frozenset({MANIFEST}))
+    there = files.digests(sealed.path, frozenset({MANIFEST}), threads)
     for name in sorted(wanted.keys() | there.keys()):
         if wanted.get(name) != there.get(name):
             kind = "is missing" if name not in there else "is not part of it" if name not in wanted else "was changed"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.checkpoint import files, seal
+from jaxtrain.checkpoint.mirror import ASIDE, MIRROR_OF, Mirror, place_of
 from jaxtrain.checkpoint.reading import SealedSteps, alone
 from jaxtrain.checkpoint.seal import CorruptStep, HostArray, Sealed
 from jaxtrain.config.errors import NeedsPerson, UserError
@@ -24,7 +25,8 @@ RETRIES = (1.0, 5.0)
 MARGIN = 2**20
 """Bytes that a save takes beside its arrays, at most: Orbax compresses them, and its own files are small."""
 
-Tell = Callable[[str], None]
+Note = Callable[[str, str], None]
+"""Told an event, "quarantine" or "mirror", and why."""
 
 _ANEW = "bring a copy back, or begin anew with jaxtrain train --run-dir=... --resume=auto --allow-fresh"
 
@@ -40,11 +42,23 @@ class Checkpoints(SealedSteps):
     """As `SealedSteps`, and one process of a run that writes.
 
     keep_last, keep_best: how many of the newest and of the best stay.
+    name, mirror: of the run whose folder `folder` lies in, and where it is copied to; see mirror.py.
     """
 
-    def __init__(self, folder: Path, *, metric: str, mode: str, keep_last: int = 2, keep_best: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        metric: str,
+        mode: str,
+        keep_last: int = 2,
+        keep_best: int = 1,
+        name: str = "",
+        mirror: str | None = None,
+    ) -> None:
         super().__init__(folder, metric=metric, mode=mode)
         self._keep_last, self._keep_best = keep_last, keep_best
+        self._mirror = Mirror(place_of(mirror, name, folder.parent), folder.parent) if mirror is not None else None
         self._saving: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed: tuple[int, int, Exception] | None = None
@@ -54,35 +68,51 @@ class Checkpoints(SealedSteps):
     # ------------------------------------------------------------ what is there
 
     def restore_newest(
-        self, abstract: Any, note: Tell = lambda why: None, *, cast: bool = False
+        self, abstract: Any, note: Note = lambda event, why: None, *, cast: bool = False
     ) -> tuple[Sealed, Any] | None:
-        """The newest step that verifies; a corrupt one is set aside and the next older is taken. None without steps.
+        """The newest step that verifies, here or in the mirror; a corrupt one is set aside and the next older is taken.
+        None without steps.
 
-        note: told why a step is set aside, before it is. cast: as in `restore`.
+        note: told why a step is set aside, before it is, and of one from the mirror. cast: as in `restore`.
         Raises NothingIntact when steps existed and none verifies: a run never starts silently from scratch.
         """
         found, lost = self._newest_intact(note) if processes.is_first() else (None, 0)
         step, lost = processes.agree([found.step if found else None, lost])
         if lost:
-            raise NothingIntact(f"{self.folder}: none of {lost} checkpoints is intact")
+            nor = f", and there is none in the mirror {self._mirror.place}" if self._mirror else ""
+            raise NothingIntact(f"{self.folder}: none of {lost} checkpoints is intact{nor}")
         if step is None:
             return None
         sealed = found or self.get(step)  # the first process has verified it
         return sealed, self._read(sealed, abstract, cast=cast)
 
-    def _newest_intact(self, note: Tell) -> tuple[Sealed | None, int]:
+    def _newest_intact(self, note: Note) -> tuple[Sealed | None, int]:
         """It, or how many there were and none is."""
-        steps = self.steps()
+        steps, found = self.steps(), None
         for sealed in reversed(steps):
             try:
                 self.verify(sealed)
-                self._verified.add(sealed.step)
-                return sealed, 0
+                found = sealed
+                break
             except CorruptStep as error:
-                note(str(error))
+                note("quarantine", str(error))
                 aside = self._set_aside(sealed, str(error))
                 log.warning("%s; set aside as %s, taking the next older", error, aside.name)
-        return None, len(steps)
+        if self._mirror is not None:
+            found = self._newer_in_mirror(self._mirror, found, note) or found
+        if found is None:
+            return None, len(steps)
+        self._verified.add(found.step)
+        return found, 0
+
+    def _newer_in_mirror(self, mirror: Mirror, found: Sealed | None, note: Note) -> Sealed | None:
+        newer = mirror.bring_back(found.step if found else -1)
+        if newer is not None:
+            here = f"the newest intact one here is {found.step}" if found else "none here is intact"
+            why = f"step {newer.step} is taken from the mirror {mirror.place}: {here}"
+            note("mirror", why)
+            log.warning("%s", why)
+        return newer
 
     def _set_aside(self, sealed: Sealed, why: str) -> Path:
         names = (f".quarantine-{sealed.path.name}{end}" for end in ("", *(f"-{n}" for n in range(2, 1000))))
@@ -92,16 +122,19 @@ class Checkpoints(SealedSteps):
         return aside
 
     def sweep(self) -> None:
-        """Remove what a killed process left: unsealed steps, half-removed ones."""
+        """Remove what a killed process left: unsealed steps, half-removed ones. From here on the mirror follows."""
         if not processes.is_first():
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.folder.parent / MIRROR_OF).unlink(missing_ok=True)  # a mirror that goes on is a run of its own
         for path in self.folder.iterdir():
             unsealed = path.name.isdigit() and not (path / seal.MANIFEST).is_file()
             if unsealed:  # a step that a resume has passed over
                 log.warning("removing %s: its save was not completed", path)
-            if unsealed or path.name.startswith(".trash-"):
+            if unsealed or path.name.startswith((".trash-", ASIDE)):
                 shutil.rmtree(path, ignore_errors=True)
+        if self._mirror is not None:
+            self._mirror.wake()
 
     # ------------------------------------------------------------ saving
 
@@ -149,12 +182,14 @@ class Checkpoints(SealedSteps):
         self.poll()
 
     def close(self) -> None:
-        """Wait, without trying again what fails now; then let Orbax's threads go."""
+        """Wait, without trying again what fails now; then let Orbax's threads go, and the mirror end."""
         self._closing.set()
         try:
             self.wait()
         finally:
             self._let_orbax_go()
+            if self._mirror is not None:
+                self._mirror.close()
 
     def _begin(self, path: Path, arrays: dict[str, Any]) -> Exception | None:
         """Give the arrays to Orbax, which writes in the background; what went wrong at once."""
@@ -199,6 +234,8 @@ class Checkpoints(SealedSteps):
             self._retain()
         except OSError as error:
             log.warning("old checkpoints in %s were not removed: %s", self.folder, error)
+        if self._mirror is not None:
+            self._mirror.wake()
 
     # ------------------------------------------------------------ retention
 

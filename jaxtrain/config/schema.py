@@ -26,6 +26,7 @@ from jaxtrain.config.fields import (
     MomentDtype,
     NoBool,
     NonNegative,
+    PathText,
     Positive,
     Seed,
     Size,
@@ -250,6 +251,7 @@ class Checkpoint(Section):
     every: Period = _field("5m", "distance between saves; an improving evaluation and the end always save")
     keep_last: Size = _field(2, "newest steps that are kept")
     keep_best: Count = _field(1, "best steps that are kept")
+    mirror: PathText | None = _field(None, "sealed steps and small files are copied to PATH/<name>/<id>, a run folder")
 
 
 class Evaluate(Section):

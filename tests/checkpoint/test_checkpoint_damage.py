@@ -72,7 +72,7 @@ def test_damage_to_any_file_is_found_named_and_the_step_before_is_used(
         victim = folder / "000000002" / name
         do(victim)
         told: list[str] = []
-        restored = store.restore_newest(abstract(state_of()), told.append)
+        restored = store.restore_newest(abstract(state_of()), lambda _, why, told=told: told.append(why))
         assert restored is not None
         assert (restored[0].step, same(restored[1], state_of(1 / 8))) == (1, True), name
         assert [s.step for s in store.steps()] == [1]

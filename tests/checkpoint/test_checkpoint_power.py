@@ -41,7 +41,7 @@ def after_the_cut(disk: Path, place: Path) -> tuple[int, bool]:
         aside: list[str] = []
         store.sweep()
         try:
-            found = store.restore_newest(abstract(state_of()), aside.append)
+            found = store.restore_newest(abstract(state_of()), lambda _, why: aside.append(why))
         except NeedsPerson:  # steps, and none of them whole
             return 0, False
         if found is None:

@@ -189,6 +189,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:checkpoint.every": (1, {"checkpoint.keep_last": 9}),
     "run:checkpoint.keep_last": (9, {"checkpoint.every": 1}),
     "run:checkpoint.keep_best": (3, {"checkpoint.keep_last": 1}),
+    "run:checkpoint.mirror": ("mirror", {}),
     "run:guard.max_skips": (3, DIVERGES),
     "mesh.data": (2, {}),
     "mesh.fsdp": (2, {}),
@@ -325,7 +326,8 @@ def _left_behind(config: Any, place: Path) -> list[Any]:
             chosen = json.loads((run.path / "chosen.json").read_text())["steps_per_dispatch"]
             names = sorted({p.name.split(".")[0] for p in run.path.iterdir()})
             result = {k: v for k, v in run.result.items() if k != "seconds"}
-            return [rows_without_time(run), steps, result, names, chosen, run.stop, run.path.parent.name]
+            beside = sorted(p.name for p in place.iterdir())
+            return [rows_without_time(run), steps, result, names, chosen, run.stop, run.path.parent.name, beside]
     finally:
         os.chdir(here)
 
