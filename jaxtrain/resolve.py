@@ -25,6 +25,7 @@ class Steps:
     evaluate_every: int
     save_every: int
     save_seconds: float | None
+    keep_every: int
 
 
 def steps(config: RunConfig, dataset: Data) -> Steps:
@@ -36,7 +37,8 @@ def steps(config: RunConfig, dataset: Data) -> Steps:
         raise ConfigError(f"train.duration: {train.duration!r} is no step at all; at least 1 is needed")
     save_every, save_seconds = period(config.checkpoint.every, steps_per_epoch=per_epoch, total_steps=total)
     evaluate_every = to_steps(config.evaluate.every, steps_per_epoch=per_epoch, total_steps=total)
-    return Steps(total, per_epoch, config.log.every, evaluate_every, save_every, save_seconds)
+    keep_every = to_steps(config.checkpoint.keep_every, steps_per_epoch=per_epoch, total_steps=total)
+    return Steps(total, per_epoch, config.log.every, evaluate_every, save_every, save_seconds, keep_every)
 
 
 def check_divisible(config: RunConfig, devices: int) -> None:

@@ -311,6 +311,7 @@ def open_store(job: Job, folder: RunFolder) -> Checkpoints:
         mode=job.mode,
         keep_last=saving.keep_last,
         keep_best=saving.keep_best,
+        keep_every=job.steps.keep_every,
         name=job.config.name,
         mirror=saving.mirror,
     )

@@ -547,6 +547,12 @@ MUTATIONS = [
         '    return _run(session, sealed, {**state, "opt_state": job.init()["opt_state"]})',
         "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
         "checkpoint/store.py",
+        "kept |= {s.step for s in steps if self._is_snapshot(s)}",
+        "pass",
+        "checkpoint/test_checkpoint_store.py::test_a_step_that_stays_for_ever_says_so_itself",
+    ),
+    Mutation(
+        "checkpoint/store.py",
         "found = self._newer_in_mirror(self._mirror, found, note) or found",
         "pass  # the mirror is not asked",
         "checkpoint/test_checkpoint_mirror.py::test_a_flipped_bit_in_the_run_folder_costs_no_step",

@@ -22,6 +22,8 @@ log = logging.getLogger("jaxtrain")
 
 RETRIES = (1.0, 5.0)
 """Seconds to wait before a save that failed is tried again."""
+SNAPSHOT = "snapshot"
+"""In the meta of a step that stays for ever."""
 MARGIN = 2**20
 """Bytes that a save takes beside its arrays, at most: Orbax compresses them, and its own files are small."""
 
@@ -41,7 +43,7 @@ class NothingIntact(NeedsPerson):
 class Checkpoints(SealedSteps):
     """As `SealedSteps`, and one process of a run that writes.
 
-    keep_last, keep_best: how many of the newest and of the best stay.
+    keep_last, keep_best: how many of the newest and of the best stay. keep_every: so do all multiples of it; 0: none.
     name, mirror: of the run whose folder `folder` lies in, and where it is copied to; see mirror.py.
     """
 
@@ -53,11 +55,12 @@ class Checkpoints(SealedSteps):
         mode: str,
         keep_last: int = 2,
         keep_best: int = 1,
+        keep_every: int = 0,
         name: str = "",
         mirror: str | None = None,
     ) -> None:
         super().__init__(folder, metric=metric, mode=mode)
-        self._keep_last, self._keep_best = keep_last, keep_best
+        self._keep_last, self._keep_best, self._keep_every = keep_last, keep_best, keep_every
         self._mirror = Mirror(place_of(mirror, name, folder.parent), folder.parent) if mirror is not None else None
         self._saving: threading.Thread | None = None
         self._closing = threading.Event()
@@ -155,6 +158,8 @@ class Checkpoints(SealedSteps):
         path = self.folder / f"{step:09d}"
         arrays, _ = seal.flat(state)
         arrays = {name: processes.whole(x) for name, x in arrays.items()}
+        if self._keep_every and step % self._keep_every == 0:
+            meta = {**meta, SNAPSHOT: True}
         if not processes.is_first() or (path / seal.MANIFEST).is_file():
             return
         held = {name: HostArray(x) for name, x in arrays.items()}
@@ -244,7 +249,12 @@ class Checkpoints(SealedSteps):
         steps = self.steps()
         kept = {s.step for s in steps[-self._keep_last :]}
         kept |= {s.step for s in self.ranked(steps)[: self._keep_best] if math.isfinite(self.value(s))}
+        kept |= {s.step for s in steps if self._is_snapshot(s)}
         return [s for s in steps if s.step not in kept]
+
+    def _is_snapshot(self, sealed: Sealed) -> bool:
+        """Whether it stays for ever. It says so itself: without the data nobody knows how many steps an epoch has."""
+        return bool(sealed.meta.get(SNAPSHOT) or (self._keep_every and sealed.step % self._keep_every == 0))
 
     def prune(self) -> list[Sealed]:
         """Remove what retention would, once the newest step that stays is verified; what was removed.

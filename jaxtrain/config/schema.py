@@ -251,6 +251,7 @@ class Checkpoint(Section):
     every: Period = _field("5m", "distance between saves; an improving evaluation and the end always save")
     keep_last: Size = _field(2, "newest steps that are kept")
     keep_best: Count = _field(1, "best steps that are kept")
+    keep_every: StepDuration = _field(0, "saved steps that are a multiple of this are kept for ever; 0 = none")
     mirror: PathText | None = _field(None, "sealed steps and small files are copied to PATH/<name>/<id>, a run folder")
 
 

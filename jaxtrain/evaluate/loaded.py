@@ -181,11 +181,12 @@ def open_store(
     folder: RunFolder, config: RunConfig, *, keep_last: int | None = None, keep_best: int | None = None
 ) -> Checkpoints:
     """The sealed steps of a run. keep_last, keep_best: what retention keeps; None: as the config says."""
-    metric, mode = config.evaluate.metric, config.evaluate.mode
+    metric, mode, every = config.evaluate.metric, config.evaluate.mode, config.checkpoint.keep_every
     return Checkpoints(
         folder.checkpoints,
         metric=metric,
         mode=best_is(metric) if mode == "auto" else mode,
         keep_last=config.checkpoint.keep_last if keep_last is None else keep_last,
         keep_best=config.checkpoint.keep_best if keep_best is None else keep_best,
+        keep_every=every if isinstance(every, int) else 0,  # in epochs: the steps say it themselves
     )

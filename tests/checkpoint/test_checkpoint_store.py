@@ -613,10 +613,25 @@ def kept(folder: Path, losses: list[Any], **options: Any) -> list[int]:
         ([3, 1, NAN, 2, 5], {"keep_last": 1, "keep_best": 2, "mode": "max"}, [1, 5]),
         ([9, 1, NAN, 2, 5], {"keep_last": 1, "keep_best": 1, "mode": "max"}, [1, 5]),
         ([-1, -3, 2], {"keep_last": 1, "keep_best": 1}, [2, 3]),
+        ([3, 1, 2, 5, 4, 9, 8], {"keep_last": 1, "keep_best": 1, "keep_every": 3}, [2, 3, 6, 7]),
+        ([3, 1, 2, 5, 4, 9, 8], {"keep_last": 1, "keep_best": 0, "keep_every": 7}, [7]),
     ],
 )
 def test_the_newest_and_the_best_are_kept(losses: Any, options: dict[str, Any], expected: Any, tmp_path: Path) -> None:
     assert kept(tmp_path, losses, **options) == expected
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_that_stays_for_ever_says_so_itself(tmp_path: Path) -> None:
+    """Who prunes may not know how many steps an epoch has; and steps from before the option count too."""
+    kept(tmp_path, [5, 4, 3, 2, 1], keep_every=2)
+    assert [s.meta.get("snapshot") for s in store_of(tmp_path).steps()] == [None, True, None, True, None]
+    store = store_of(tmp_path, keep_last=1, keep_best=0, keep_every=3)
+    assert [s.step for s in store.superfluous()] == [1]
+    store = store_of(tmp_path, keep_last=1, keep_best=0)
+    assert [s.step for s in store.prune()] == [1, 3]
+    steps = build(load({"model": {"hidden": [4]}, "checkpoint": {"keep_every": "2ep"}})).steps
+    assert steps.keep_every == 2 * steps.per_epoch
 
 
 @pytest.mark.usefixtures("quick")

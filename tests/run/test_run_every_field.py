@@ -189,6 +189,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:checkpoint.every": (1, {"checkpoint.keep_last": 9}),
     "run:checkpoint.keep_last": (9, {"checkpoint.every": 1}),
     "run:checkpoint.keep_best": (3, {"checkpoint.keep_last": 1}),
+    "run:checkpoint.keep_every": (2, {"checkpoint.every": 1, "checkpoint.keep_last": 1}),
     "run:checkpoint.mirror": ("mirror", {}),
     "run:guard.max_skips": (3, DIVERGES),
     "mesh.data": (2, {}),
