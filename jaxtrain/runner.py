@@ -139,7 +139,7 @@ def train(
             write_text(folder.config, dump(asked))
             write_text(folder.resolved, dump(parsed))
             write_json(folder.env, environment(job))
-        return _run(Session(job, folder, quiet))
+        return _run(_session(job, folder, quiet))
 
 
 def resume(
@@ -172,7 +172,7 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
         check_apart(after.checkpoint.mirror, after.name, folder.path)
     with waiting("building", quiet):
         job = build(after, **given)
-    session = Session(job, folder, quiet)
+    session = _session(job, folder, quiet)
 
     def note(event: str, why: str) -> None:
         folder.note(event, why=why)
@@ -299,6 +299,12 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     """The first process alone writes, and alone holds the lock."""
     with folder.writing() if processes.is_first() else contextlib.nullcontext():
         yield
+
+
+def _session(job: Job, folder: RunFolder, quiet: bool) -> Session:
+    session = Session(job, folder, quiet)
+    session.store.also(job.steps.keep_every, job.config.name, job.config.checkpoint.mirror)
+    return session
 
 
 def _run(session: Session, sealed: Sealed | None = None, state: State | None = None) -> Run:

@@ -311,9 +311,6 @@ def open_store(job: Job, folder: RunFolder) -> Checkpoints:
         mode=job.mode,
         keep_last=saving.keep_last,
         keep_best=saving.keep_best,
-        keep_every=job.steps.keep_every,
-        name=job.config.name,
-        mirror=saving.mirror,
     )
 
 

@@ -189,7 +189,7 @@ MUTATIONS = [
     ),
     Mutation(
         "checkpoint/store.py",
-        "shutil.rmtree(path, ignore_errors=True)\n                if pause is None",
+        "_discard(path)\n                if pause is None",
         "if pause is None",
         "checkpoint/test_checkpoint_store.py::test_a_failed_save_surfaces_and_the_step_before_stays",
     ),
@@ -546,6 +546,8 @@ MUTATIONS = [
         "    return _run(session, sealed, state)",
         '    return _run(session, sealed, {**state, "opt_state": job.init()["opt_state"]})',
         "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
+    ),
+    Mutation(
         "checkpoint/store.py",
         "kept |= {s.step for s in steps if self._is_snapshot(s)}",
         "pass",

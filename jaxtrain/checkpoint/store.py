@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,19 @@ class Checkpoints(SealedSteps):
         mirror: str | None = None,
     ) -> None:
         super().__init__(folder, metric=metric, mode=mode)
-        self._keep_last, self._keep_best, self._keep_every = keep_last, keep_best, keep_every
-        self._mirror = Mirror(place_of(mirror, name, folder.parent), folder.parent) if mirror is not None else None
+        self._keep_last, self._keep_best = keep_last, keep_best
+        self.also(keep_every, name, mirror)
         self._saving: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed: tuple[int, int, Exception] | None = None
+        self._left: Path | None = None
         self._verified: set[int] = set()
         self._orbax: Any = None
+
+    def also(self, keep_every: int, name: str, mirror: str | None) -> None:
+        """What is kept beyond the newest and the best, and where copies go; before anything is restored or saved."""
+        self._keep_every, run = keep_every, self.folder.parent
+        self._mirror = Mirror(place_of(mirror, name, run), run) if mirror is not None else None
 
     # ------------------------------------------------------------ what is there
 
@@ -193,6 +200,8 @@ class Checkpoints(SealedSteps):
             self.wait()
         finally:
             self._let_orbax_go()
+            if self._left is not None:
+                _discard(self._left)
             if self._mirror is not None:
                 self._mirror.close()
 
@@ -224,8 +233,9 @@ class Checkpoints(SealedSteps):
                 break
             except Exception as error:
                 self._let_orbax_go()
-                shutil.rmtree(path, ignore_errors=True)
+                _discard(path)
                 if pause is None or self._closing.is_set() or isinstance(error, UserError):
+                    self._left = path
                     self._failed = step, _nbytes(held), error  # surfaces in the caller's thread, at the next poll
                     return
                 log.warning(
@@ -297,6 +307,16 @@ class Checkpoints(SealedSteps):
                 orbax.close()
             except Exception as error:  # it reports the failed save once more
                 log.debug("closing Orbax: %s", error)
+
+
+def _discard(path: Path) -> None:
+    """Remove what a failed save has written; threads of Orbax may be at it for a moment yet."""
+    for pause in (0.0, 0.05, 0.2, 1.0, 3.0):
+        time.sleep(pause)
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+    log.warning("%s could not be removed; the next start of the run does", path)
 
 
 def _told_by_us(record: logging.LogRecord) -> bool:

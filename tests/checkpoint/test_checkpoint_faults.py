@@ -74,7 +74,9 @@ def test_fault_ckpt_disk_full(tmp_path: Path) -> None:
     said = (
         rf"jaxtrain: saving step 8 into {run}/checkpoints failed: .*too large.*; it needs [\d.]+ MB, \S+ .B are free; "
     )
-    assert re.fullmatch(said + "the newest sealed step is 4", full.stderr.splitlines()[-1]), full.stderr
+    # At times a loop of Orbax that is closed already has a traceback of its own behind it.
+    (line,) = [line for line in full.stderr.splitlines() if line.startswith("jaxtrain: ")]
+    assert re.fullmatch(said + "the newest sealed step is 4", line), full.stderr
     assert "orbax/checkpoint" not in full.stderr  # its threads' tracebacks
     assert what_is_there(run) == ["000000004"]
     assert intact(run) == [4]
