@@ -577,4 +577,10 @@ MUTATIONS = [
         "return of.is_file()",
         "checkpoint/test_checkpoint_mirror.py::test_another_run_of_that_name_finds_no_steps_there_and_touches_none",
     ),
+    Mutation(
+        "launch/proof.py",
+        '"checkpoint.mirror": None,',
+        "",
+        "cli/test_cli_verify.py::test_a_sound_run_on_two_devices_passes",
+    ),
 ]

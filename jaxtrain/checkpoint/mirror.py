@@ -199,7 +199,7 @@ class Mirror:
             place = self._own_place()
             try:
                 self._copy_step(sealed, place / "checkpoints")
-            except Exception:
+            except (OSError, CorruptStep):
                 if sealed.path.is_dir():
                     raise
                 if sealed is steps[-1]:  # retention was faster

@@ -1,7 +1,7 @@
 """The run folder: the one place that names its files (contract 14), finds runs, and truncates logs for a resume.
 
 config.yaml resolved.yaml env.json metrics.jsonl journal.jsonl events.* checkpoints/ samples/ report.html
-result.json run.log status.json chosen.json .lock
+result.json run.log status.json chosen.json .lock .run-id; in a mirror .mirror-of (checkpoint/mirror.py)
 """
 
 from __future__ import annotations

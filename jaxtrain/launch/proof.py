@@ -63,13 +63,14 @@ class Shortened:
     log_every: int
 
     def keys(self) -> dict[str, Any]:
-        """As keys of the config: every saved step stays, and nothing but the last step ends a run."""
+        """As keys of the config: every saved step stays, only the last one ends a run, nothing goes to a mirror."""
         return {
             "train.duration": self.steps,
             "train.time_budget": None,
             "early_stopping.patience": 0,
             "checkpoint.every": self.every,
             "checkpoint.keep_last": self.steps,
+            "checkpoint.mirror": None,
             "log.every": self.log_every,
             "log.tensorboard": False,
             "log.wrong_samples": 0,

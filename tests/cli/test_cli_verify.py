@@ -46,6 +46,7 @@ schedule: {warmup: 1}
 train: {global_batch_size: 16, ema_decay: 0.9}
 evaluate: {every: 3}
 early_stopping: {patience: 1, min_delta: 1e9}
+checkpoint: {mirror: backup}
 """
 
 
@@ -79,7 +80,7 @@ def test_a_sound_run_on_two_devices_passes(own: Any, monkeypatch: pytest.MonkeyP
         "training 12 steps, to be killed after step 6",
         f"killed after step 6; resuming from step {found[2]}",
     ]
-    assert sorted(os.listdir()) == ["mine.py", "own.npz", "own.yaml", "temporary"]
+    assert sorted(os.listdir()) == ["mine.py", "own.npz", "own.yaml", "temporary"]  # and no backup of such runs
     assert os.listdir("temporary") == []
 
 
