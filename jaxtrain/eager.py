@@ -54,7 +54,9 @@ def run_eagerly(config: RunConfig, steps: int) -> int:
 def layers(job: Job, state: Any, batch: dict[str, Any]) -> list[Row]:
     """(path, class, shape, dtype, finite) of what each submodule gives on a batch, in the order of the calls."""
     spec = job.spec
-    model = spec.module.bind(state["params"], state["model_state"], stream_key(spec.seed, "module", 0, 0))
+    params = cast_floats(state["params"], spec.precision.compute)
+    key = stream_key(spec.seed, "module", state["step"], 0)
+    model = spec.module.bind(params, state["model_state"], key)
     inputs = cast_floats(spec.preprocess(batch["inputs"]), spec.precision.compute)
     rows: list[Row] = []
     with _recorded(model, rows):

@@ -42,7 +42,23 @@ class SaveNow:
     """Save at this step, after an evaluation that is due."""
 
 
-Action = Stop | type[EvaluateNow] | type[SaveNow]
+@dataclass(frozen=True)
+class Rollback:
+    """Leave the steps `first`..`last`: go back to a sealed step before them, and on past their batches."""
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """Call `at` with the state, which must be left as it is."""
+
+    at: Callable[[State], None]
+
+
+Action = Stop | Rollback | Look | type[EvaluateNow] | type[SaveNow]
 
 
 @dataclass(frozen=True)
@@ -116,8 +132,8 @@ def fit(
     evaluate: Callable[[State], Evaluation],
     save: Callable[[int, State], None],
     many: Many | None = None,
-) -> tuple[State, Stop]:
-    """Run steps `start`..`stop`. At a border: evaluate, save, early stop, control, in this order.
+) -> tuple[State, Stop | Rollback]:
+    """Run steps `start`..`stop`. At a border: look, go back, evaluate, save, early stop, control, in this order.
 
     many: runs several steps in one dispatch, up to the next border.
     """
@@ -145,6 +161,9 @@ def fit(
                 continue
             logged, row, late = late is not None, (step, metrics), None
             actions += _deliver(hooks, row if logged else None)
+            _look(actions, state)
+            if (back := _rollback(actions)) is not None:
+                return state, back
             if EvaluateNow in actions:
                 evaluation = evaluate(state)
                 actions += [a for hook in hooks if (a := hook.on_evaluation(step, evaluation)) is not None]
@@ -199,6 +218,19 @@ def _border(hooks: Sequence[Hook], step: int, stop: int, log_every: int) -> int:
     """The next step after which something is due: a row of metrics, what a hook says, the end."""
     borders = [b for hook in hooks if (b := hook.border(step)) is not None]
     return min(1 if step == 0 else stop, stop, step - step % log_every + log_every, *borders)
+
+
+def _look(actions: Sequence[Action], state: State) -> None:
+    for look in actions:
+        if isinstance(look, Look):
+            look.at(state)
+
+
+def _rollback(actions: Sequence[Action]) -> Rollback | None:
+    """The one that reaches back furthest; none where a hook wants to stop."""
+    if any(isinstance(a, Stop) for a in actions):
+        return None
+    return min((a for a in actions if isinstance(a, Rollback)), key=lambda back: back.first, default=None)
 
 
 def _deliver(hooks: Sequence[Hook], late: tuple[int, dict[str, Any]] | None) -> list[Action]:

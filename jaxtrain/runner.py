@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtrain import rollback
 from jaxtrain.build import Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
@@ -139,7 +140,7 @@ def train(
             write_text(folder.config, dump(asked))
             write_text(folder.resolved, dump(parsed))
             write_json(folder.env, environment(job))
-        return _run(_session(job, folder, quiet))
+        return _run(Session(job, folder, quiet))
 
 
 def resume(
@@ -172,13 +173,13 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
         check_apart(after.checkpoint.mirror, after.name, folder.path)
     with waiting("building", quiet):
         job = build(after, **given)
-    session = _session(job, folder, quiet)
-
-    def note(event: str, why: str) -> None:
-        folder.note(event, why=why)
-
+    session = Session(job, folder, quiet)
+    left = rollback.left_behind(folder)
+    session.store.leave(left)
     with waiting("restoring", quiet):
-        restored = session.store.restore_newest(job.abstract_state, note, cast=cast)
+        restored = session.store.restore_newest(
+            job.abstract_state, folder.told, cast=cast, wanted=lambda s: not left(s)
+        )
     if restored is None:
         if processes.agree(folder.had_steps()):
             raise NothingIntact(f"{folder.path}: its checkpoints are gone")
@@ -299,12 +300,6 @@ def _writing(folder: RunFolder) -> Iterator[None]:
     """The first process alone writes, and alone holds the lock."""
     with folder.writing() if processes.is_first() else contextlib.nullcontext():
         yield
-
-
-def _session(job: Job, folder: RunFolder, quiet: bool) -> Session:
-    session = Session(job, folder, quiet)
-    session.store.also(job.steps.keep_every, job.config.name, job.config.checkpoint.mirror)
-    return session
 
 
 def _run(session: Session, sealed: Sealed | None = None, state: State | None = None) -> Run:

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
-from jaxtrain import dispatch
+from jaxtrain import diagnose, dispatch, rollback
 from jaxtrain.build import Job, config_digest
 from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.checkpoint.files import write_json
-from jaxtrain.config import NeedsPerson, RunConfig
+from jaxtrain.config import NeedsPerson, UserError
 from jaxtrain.config.durations import to_seconds
 from jaxtrain.core.state import State, weights_for_evaluation
 from jaxtrain.data import feed
@@ -28,17 +28,19 @@ from jaxtrain.hooks.control import (
     SaveClock,
     Saver,
     Signals,
-    SkipLimit,
     TimeBudget,
 )
+from jaxtrain.hooks.crash import CrashFolder, Reached
 from jaxtrain.hooks.folder import RunFolder, strict
+from jaxtrain.hooks.guarding import LossSpike, NameSkipped, SkipLimit
+from jaxtrain.hooks.watchdog import Watchdog
 from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
-from jaxtrain.loop import Evaluation, Hook, Stop, evaluate, fit
+from jaxtrain.loop import Evaluation, Hook, Rollback, Stop, evaluate, fit
 from jaxtrain.models import summary
 from jaxtrain.parallel import processes
 from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
 from jaxtrain.sentinel import Sentinel
-from jaxtrain.words import closing_lines, opening_lines
+from jaxtrain.words import closing_lines, flat_config, opening_lines, versions
 
 log = logging.getLogger("jaxtrain")
 
@@ -54,6 +56,11 @@ class Session:
         self._clock = Clock(job.config.train.global_batch_size, lambda: self._feeder.waited if self._feeder else 0.0)
         self._rows = Jsonl(folder, job.steps.per_epoch, self._clock)
         self.state: State | None = None
+        self._offset = 0
+        self._reached = Reached()
+        self._crash = CrashFolder(folder.crash, jax.process_index(), self._about)
+        stall = to_seconds(job.config.guard.stall_limit)
+        self._watchdog = Watchdog(stall, self._stalled) if stall else None
         self._feeder: feed.Timed | None = None
         self._many: dispatch.Many | None = None
         self._eval_batches: dict[str, list[Any]] = {}
@@ -62,19 +69,21 @@ class Session:
         """Fit from the first step, or from `sealed`; then test the best step and report."""
         job, folder, console = self.job, self.folder, self.console
         begun = time.monotonic()
-        self.store.sweep()
         first = sealed.step if sealed else 0
-        signals, saver = Signals(console.notice), self._saver()
+        signals = Signals(console.notice)
+        periods = (job.steps.save_every, job.steps.keep_every)
+        saver = Saver(periods, job.steps.total, job.config.evaluate.metric, job.mode)
         hooks, board = self._hooks(saver, signals)
-        for hook in hooks:
-            if sealed and type(hook).__name__ in sealed.meta["hooks"]:
-                hook.load_state_dict(sealed.meta["hooks"][type(hook).__name__])
+        self._untouched = {type(hook).__name__: hook.state_dict() for hook in hooks}
+        self._give_back(hooks, sealed)
         log_file = RunLog(folder) if processes.is_first() else None
         stop = Stop("failed", "an error")
         result: dict[str, Any] = {}
+        self._crash.open()
         signals.install()
         console.open()
         try:
+            self.store.sweep()
             for text in opening_lines(job, first):
                 console.line(text)
             console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
@@ -84,13 +93,13 @@ class Session:
                 begun_compiling = time.monotonic()
                 job.compile()
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
-                self.state = job.init() if state is None else state
+                self._take(job.init() if state is None else state)
                 self._feeder = feed.Timed(job.feeder())
             with console.phase("choosing the steps a dispatch", told=False):
                 self._many = self._choose(first)
             with console.phase("measuring what the device can do", told=False):
                 self._clock.knows(job.model_flops, peak.peak(job.devices, job.mesh.size))
-            stop = (None if processes.several() else signals.pending()) or self._fit(hooks, saver, first)
+            stop = (None if processes.several() else signals.pending()) or self._train(hooks, saver, first)
             with console.phase("sealing the last checkpoint", told=False):
                 self.store.wait()
                 processes.agree("sealed")
@@ -99,7 +108,14 @@ class Session:
             return stop, result
         except BaseException as error:
             stop = Stop("failed", f"{type(error).__name__}: {error}".splitlines()[0])
+            lost = processes.peer_failed(error)
+            if lost is not None:
+                stop = Stop("failed", str(lost), lost.exit_code)
+            elif isinstance(error, Exception) and not isinstance(error, UserError):
+                error.add_note(f"crash report: {self._crash.write(stop.reason, error)}")
             self.release()
+            if lost is not None:
+                raise lost from error
             raise
         finally:
             board.finish()
@@ -108,6 +124,7 @@ class Session:
             self._report()
             self.store.close()
             signals.restore()
+            self._crash.close()
             if log_file:
                 log_file.close()
             console.shut()
@@ -131,7 +148,75 @@ class Session:
             self._feeder.close()
         self.state, self._feeder, self._eval_batches = None, None, {}
 
-    def _fit(self, hooks: list[Hook], saver: Saver, first: int) -> Stop:
+    def _take(self, state: State) -> None:
+        """The state to go on from; where the journal says so, past batches that did harm."""
+        self.state = rollback.continued(state, self.folder)
+        self._offset = int(self.state["data_offset"])
+
+    def _give_back(self, hooks: list[Hook], sealed: Sealed | None) -> None:
+        """The hooks as they were at a sealed step, or before the first."""
+        known = sealed.meta["hooks"] if sealed else self._untouched
+        for hook in hooks:
+            if type(hook).__name__ in known:
+                hook.load_state_dict(known[type(hook).__name__])
+
+    def _train(self, hooks: list[Hook], saver: Saver, first: int) -> Stop:
+        """Fit to a stop, going back as often as `guard.max_rollbacks` allows."""
+        while isinstance(end := self._fit(hooks, saver, first), Rollback):
+            self.store.wait()
+            upto = rollback.before(self.store, end.first)
+            count, most = rollback.in_a_row(self.folder, upto or 0), self.job.config.guard.max_rollbacks
+            why = end.reason
+            if processes.is_first():
+                place = self._crash.place()
+                assert self.state is not None
+                why += f"; {diagnose.cause(self.job, self.state, end.first - 1 + self._offset, place)}"
+            if count > most:
+                if processes.is_first():
+                    self.folder.note(rollback.GAVE_UP, first=end.first, last=end.last, why=why)
+                tried = f"after {most} rollback{'s' if most != 1 else ''}" if most else "guard.max_rollbacks is 0"
+                hint = "look at the data, lower optimizer.peak_lr, or see where it starts with --eager 3"
+                return Stop("failed", f"{why}; {tried}; {hint}", NeedsPerson.exit_code)
+            first = self._go_back(end, upto, why, hooks)
+        return end
+
+    def _go_back(self, back: Rollback, upto: int | None, why: str, hooks: list[Hook]) -> int:
+        """To the newest intact sealed step up to `upto`, or before the first one; the step it is now."""
+        job, folder, seen = self.job, self.folder, self._offset + back.last
+        for leaf in jax.tree.leaves(self.state):  # the devices need not hold two states
+            leaf.delete()
+        found = None if upto is None else self._restore(upto)
+        sealed, state = found or (None, job.init())
+        step = sealed.step if sealed else 0
+        if processes.is_first():
+            rollback.note(folder, back, step, seen - step, why)
+            self.store.leave(rollback.left_behind(folder))
+            folder.truncate(step, job.steps.log_every, job.steps.evaluate_every)
+        self._take(state)
+        self._give_back(hooks, sealed)
+        log.warning("step %d: %s; back to step %d, and on past the batches up to there", back.last, why, step)
+        return step
+
+    def _restore(self, upto: int) -> Any:
+        """The newest intact step up to this one."""
+        return self.store.restore_newest(self.job.abstract_state, self.folder.told, wanted=lambda s: s.step <= upto)
+
+    def _name_rows(self, state: State, first: int, last: int) -> str:
+        """The rows of the batches of these steps that are not finite, in words."""
+        return diagnose.named(self.job, state, range(first - 1 + self._offset, last + self._offset))
+
+    def _about(self) -> dict[str, Any]:
+        """What a crash report says of the run."""
+        step = self._reached.step
+        ids = self.job.host_batches()(max(step - 1, 0) + self._offset)["ids"]
+        return {"step": step, "ids": ids.tolist(), "config": config_digest(self.job.config), "versions": versions()}
+
+    def _stalled(self, why: str) -> str:
+        if processes.is_first():
+            self.folder.write_status(state="failed", reason=why)
+        return self._crash.write(why)
+
+    def _fit(self, hooks: list[Hook], saver: Saver, first: int) -> Stop | Rollback:
         job, state = self.job, self.state
         assert state is not None
         assert self._feeder is not None
@@ -143,6 +228,8 @@ class Session:
                 "schema": job.dataset.schema.to_json(),
                 "data": job.dataset.fingerprint(),
                 "config": config_digest(job.config),
+                "data_offset": self._offset,
+                "versions": versions(),
             }
             with self.console.phase("saving", told=False):
                 self.store.save(step, state, meta)
@@ -159,7 +246,7 @@ class Session:
             start=first,
             stop=job.steps.total,
             log_every=job.steps.log_every,
-            data_offset=int(state["data_offset"]),
+            data_offset=self._offset,
             evaluate=evaluate_now,
             save=save,
             many=self._many,
@@ -197,6 +284,8 @@ class Session:
             return
         kept = []
         for pair in eval_batches(self.job, split):
+            if self._watchdog:
+                self._watchdog.beat()
             kept.append(pair)
             yield pair
         if self.job.feed_kind == "resident":
@@ -264,22 +353,24 @@ class Session:
         except Exception as error:
             log.warning("the report was not written: %s: %s", type(error).__name__, error)
 
-    def _saver(self) -> Saver:
-        steps, config = self.job.steps, self.job.config
-        return Saver(steps.save_every, steps.total, config.evaluate.metric, self.job.mode)
-
     def _hooks(self, saver: Saver, signals: Signals) -> tuple[list[Hook], TensorBoard]:
         job, config, steps = self.job, self.job.config, self.job.steps
         samples = training_samples(job.dataset)
         board = TensorBoard(self.folder, self._clock, samples, enabled=config.log.tensorboard)
         writers: list[Hook] = [self._clock, self._rows, board] if processes.is_first() else []
-        hooks: list[Hook] = [CheckSaves(self.store.poll), *writers, self.console, saver]
+        hooks: list[Hook] = [self._reached, CheckSaves(self.store.poll), *writers, self.console, saver]
         if job.dataset.eval_rows("validation"):
             hooks.append(Evaluator(steps.evaluate_every, steps.total))
             if config.early_stopping.patience:
                 stopping = config.early_stopping
                 hooks.append(EarlyStopping(config.evaluate.metric, job.mode, stopping.patience, stopping.min_delta))
+        if not processes.several():
+            hooks.append(NameSkipped(self._name_rows, steps.log_every))
         hooks.append(SkipLimit(config.guard.max_skips))
+        if config.guard.loss_spike:
+            hooks.append(LossSpike(config.guard.loss_spike, steps.log_every))
+        if self._watchdog:
+            hooks.append(self._watchdog)
         clocks: list[Hook] = [signals]
         if steps.save_seconds is not None:
             clocks.append(SaveClock(steps.save_seconds))
@@ -304,21 +395,4 @@ def eval_batches(job: Job, split: str) -> Iterator[tuple[dict[str, Any], dict[st
 
 
 def open_store(job: Job, folder: RunFolder) -> Checkpoints:
-    saving = job.config.checkpoint
-    return Checkpoints(
-        folder.checkpoints,
-        metric=job.config.evaluate.metric,
-        mode=job.mode,
-        keep_last=saving.keep_last,
-        keep_best=saving.keep_best,
-    )
-
-
-def flat_config(config: RunConfig) -> dict[str, Any]:
-    """{dotted key: value}, for TensorBoard's table."""
-    tree = config.model_dump(mode="json")
-    return {
-        f"{section}.{leaf}" if isinstance(part, dict) else section: value
-        for section, part in tree.items()
-        for leaf, value in (part.items() if isinstance(part, dict) else [("", part)])
-    }
+    return Checkpoints.of_run(folder.checkpoints, job.config, job.steps.keep_every)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 
 from jaxtrain.build import Job
+from jaxtrain.config import RunConfig
 from jaxtrain.hardware.devices import unused_gpu
 from jaxtrain.hooks.folder import RunFolder
 from jaxtrain.loop import Stop
@@ -87,12 +89,18 @@ def _si(number: float) -> str:
     return f"{number:.3g} "
 
 
+@functools.cache
+def versions() -> dict[str, str]:
+    """{package: version} of what a run is made of."""
+    packages = ("jaxtrain", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {name: metadata.version(name) for name in packages}
+
+
 def environment(job: Job) -> dict[str, Any]:
     """Versions, machine and devices."""
-    packages = ("jaxtrain", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in packages},
+        "packages": versions(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -103,4 +111,14 @@ def environment(job: Job) -> dict[str, Any]:
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", ""),
         "backend": jax.default_backend(),
+    }
+
+
+def flat_config(config: RunConfig) -> dict[str, Any]:
+    """{dotted key: value}, for TensorBoard's table."""
+    tree = config.model_dump(mode="json")
+    return {
+        f"{section}.{leaf}" if isinstance(part, dict) else section: value
+        for section, part in tree.items()
+        for leaf, value in (part.items() if isinstance(part, dict) else [("", part)])
     }

@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxtrain.checkpoint import files, seal
@@ -129,12 +129,12 @@ class Mirror:
         elif late:
             log.warning("the last files of the run are not in the mirror %s%s", self.place, late)
 
-    def bring_back(self, after: int) -> Sealed | None:
-        """The newest step after `after` that verifies, copied into the run folder; None: there is none.
+    def bring_back(self, wanted: Callable[[Sealed], bool]) -> Sealed | None:
+        """The newest such step that verifies, copied into the run folder; None: there is none.
 
         A mirror that does not answer within WAIT seconds has none.
         """
-        for sealed in self._look(after):
+        for sealed in self._look(wanted):
             try:
                 self._steps.mkdir(mode=0o700, exist_ok=True)
                 return copy_step(sealed, self._steps)
@@ -142,15 +142,15 @@ class Mirror:
                 log.warning("step %d of the mirror is not taken: %s", sealed.step, _reason(error))
         return None
 
-    def _look(self, after: int) -> list[Sealed]:
-        """Steps of the mirror after `after`, newest first."""
+    def _look(self, wanted: Callable[[Sealed], bool]) -> list[Sealed]:
+        """Such steps of the mirror, newest first."""
         found: list[Sealed] = []
 
         def look() -> None:
             try:
                 own = next(self._places(), None)
                 steps = _sealed(own / "checkpoints") if own else []
-                found.extend(sealed for sealed in reversed(steps) if sealed.step > after)
+                found.extend(sealed for sealed in reversed(steps) if wanted(sealed))
             except OSError as error:
                 log.warning("the mirror %s cannot be read: %s", self.place, _reason(error))
 

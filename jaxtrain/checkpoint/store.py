@@ -16,7 +16,9 @@ from jaxtrain.checkpoint import files, seal
 from jaxtrain.checkpoint.mirror import ASIDE, MIRROR_OF, Mirror, place_of
 from jaxtrain.checkpoint.reading import SealedSteps, alone
 from jaxtrain.checkpoint.seal import CorruptStep, HostArray, Sealed
+from jaxtrain.config import RunConfig
 from jaxtrain.config.errors import NeedsPerson, UserError
+from jaxtrain.core.metrics import best_is
 from jaxtrain.parallel import processes
 
 log = logging.getLogger("jaxtrain")
@@ -62,7 +64,8 @@ class Checkpoints(SealedSteps):
     ) -> None:
         super().__init__(folder, metric=metric, mode=mode)
         self._keep_last, self._keep_best = keep_last, keep_best
-        self.also(keep_every, name, mirror)
+        self._keep_every, run = keep_every, folder.parent
+        self._mirror = Mirror(place_of(mirror, name, run), run) if mirror is not None else None
         self._saving: threading.Thread | None = None
         self._closing = threading.Event()
         self._failed: tuple[int, int, Exception] | None = None
@@ -70,23 +73,48 @@ class Checkpoints(SealedSteps):
         self._verified: set[int] = set()
         self._orbax: Any = None
 
-    def also(self, keep_every: int, name: str, mirror: str | None) -> None:
-        """What is kept beyond the newest and the best, and where copies go; before anything is restored or saved."""
-        self._keep_every, run = keep_every, self.folder.parent
-        self._mirror = Mirror(place_of(mirror, name, run), run) if mirror is not None else None
+    @classmethod
+    def of_run(
+        cls,
+        folder: Path,
+        config: RunConfig,
+        keep_every: int,
+        *,
+        keep_last: int | None = None,
+        keep_best: int | None = None,
+        copied: bool = True,
+    ) -> Checkpoints:
+        """As the config says. keep_every: in steps. keep_last, keep_best: in place of its own. copied: mirrored."""
+        metric, mode, saving = config.evaluate.metric, config.evaluate.mode, config.checkpoint
+        return cls(
+            folder,
+            metric=metric,
+            mode=best_is(metric) if mode == "auto" else mode,
+            keep_last=saving.keep_last if keep_last is None else keep_last,
+            keep_best=saving.keep_best if keep_best is None else keep_best,
+            keep_every=keep_every,
+            name=config.name,
+            mirror=saving.mirror if copied else None,
+        )
 
     # ------------------------------------------------------------ what is there
 
     def restore_newest(
-        self, abstract: Any, note: Note = lambda event, why: None, *, cast: bool = False
+        self,
+        abstract: Any,
+        note: Note = lambda event, why: None,
+        *,
+        cast: bool = False,
+        wanted: Callable[[Sealed], bool] = lambda sealed: True,
     ) -> tuple[Sealed, Any] | None:
         """The newest step that verifies, here or in the mirror; a corrupt one is set aside and the next older is taken.
         None without steps.
 
         note: told why a step is set aside, before it is, and of one from the mirror. cast: as in `restore`.
+        wanted: which steps come into question.
         Raises NothingIntact when steps existed and none verifies: a run never starts silently from scratch.
         """
-        found, lost = self._newest_intact(note) if processes.is_first() else (None, 0)
+        found, lost = self._newest_intact(note, wanted) if processes.is_first() else (None, 0)
         step, lost = processes.agree([found.step if found else None, lost])
         if lost:
             nor = f", and there is none in the mirror {self._mirror.place}" if self._mirror else ""
@@ -96,9 +124,9 @@ class Checkpoints(SealedSteps):
         sealed = found or self.get(step)  # the first process has verified it
         return sealed, self._read(sealed, abstract, cast=cast)
 
-    def _newest_intact(self, note: Note) -> tuple[Sealed | None, int]:
+    def _newest_intact(self, note: Note, wanted: Callable[[Sealed], bool]) -> tuple[Sealed | None, int]:
         """It, or how many there were and none is."""
-        steps, found = self.steps(), None
+        steps, found = [sealed for sealed in self.steps() if wanted(sealed)], None
         for sealed in reversed(steps):
             try:
                 self.verify(sealed)
@@ -109,14 +137,17 @@ class Checkpoints(SealedSteps):
                 aside = self._set_aside(sealed, str(error))
                 log.warning("%s; set aside as %s, taking the next older", error, aside.name)
         if self._mirror is not None:
-            found = self._newer_in_mirror(self._mirror, found, note) or found
+            found = self._newer_in_mirror(self._mirror, found, note, wanted) or found
         if found is None:
             return None, len(steps)
         self._verified.add(found.step)
         return found, 0
 
-    def _newer_in_mirror(self, mirror: Mirror, found: Sealed | None, note: Note) -> Sealed | None:
-        newer = mirror.bring_back(found.step if found else -1)
+    def _newer_in_mirror(
+        self, mirror: Mirror, found: Sealed | None, note: Note, wanted: Callable[[Sealed], bool]
+    ) -> Sealed | None:
+        after = found.step if found else -1
+        newer = mirror.bring_back(lambda sealed: sealed.step > after and wanted(sealed))
         if newer is not None:
             here = f"the newest intact one here is {found.step}" if found else "none here is intact"
             why = f"step {newer.step} is taken from the mirror {mirror.place}: {here}"
@@ -145,6 +176,12 @@ class Checkpoints(SealedSteps):
                 shutil.rmtree(path, ignore_errors=True)
         if self._mirror is not None:
             self._mirror.wake()
+
+    def leave(self, behind: Callable[[Sealed], bool]) -> None:
+        """Remove the steps for which `behind` is true."""
+        if processes.is_first():
+            for sealed in filter(behind, self.steps()):
+                files.remove(sealed.path)
 
     # ------------------------------------------------------------ saving
 

@@ -76,7 +76,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         if debug:
             raise
         what = str(error).splitlines()[0] if str(error) else "no message"
-        return _fail(f"{type(error).__name__}: {what} (--debug shows the traceback)", UNEXPECTED)
+        more = "; ".join([*getattr(error, "__notes__", []), "--debug shows the traceback"])
+        return _fail(f"{type(error).__name__}: {what} ({more})", UNEXPECTED)
 
 
 def _fail(line: str, code: int) -> int:

@@ -251,7 +251,7 @@ class Checkpoint(Section):
     every: Period = _field("5m", "distance between saves; an improving evaluation and the end always save")
     keep_last: Size = _field(2, "newest steps that are kept")
     keep_best: Count = _field(1, "best steps that are kept")
-    keep_every: StepDuration = _field(0, "saved steps that are a multiple of this are kept for ever; 0 = none")
+    keep_every: StepDuration = _field(0, "distance between steps that are saved and kept for ever; 0 = none")
     mirror: PathText | None = _field(None, "sealed steps and small files are copied to PATH/<name>/<id>, a run folder")
 
 
@@ -269,7 +269,16 @@ class EarlyStopping(Section):
 
 
 class Guard(Section):
-    max_skips: Size = _field(20, "non-finite updates are skipped; so many in a row end the run with exit 78")
+    max_skips: Size = _field(20, "non-finite updates are skipped; after so many in a row the run goes back")
+    max_rollbacks: Count = _field(
+        3, "so often in a row it goes back to a sealed step, and on past the batches; then it ends with exit 78"
+    )
+    loss_spike: NonNegative = _field(
+        0.0, "goes back too when a row's loss is so many robust deviations too high; 0 = never: most spikes pass"
+    )
+    stall_limit: Seconds = _field(
+        "30m", "a run that shows no step, evaluation batch or save for so long ends with exit 70; none = never"
+    )
 
 
 class Log(Section):

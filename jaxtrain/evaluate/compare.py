@@ -11,7 +11,7 @@ import psutil
 from jaxtrain.config import RunConfig, load
 from jaxtrain.config.errors import ConfigError
 from jaxtrain.hooks.folder import RunFolder
-from jaxtrain.session import flat_config
+from jaxtrain.words import flat_config
 
 
 def listing(runs: Sequence[RunFolder]) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtrain.build import build
 from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.config import ConfigError, RunConfig, load
-from jaxtrain.core.metrics import best_is
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import call_model
 from jaxtrain.data.make import other_data
@@ -177,16 +176,8 @@ def _weights(folder: RunFolder, config: RunConfig, sealed: Sealed, abstract: Map
     return arrays["params"], arrays["model_state"]
 
 
-def open_store(
-    folder: RunFolder, config: RunConfig, *, keep_last: int | None = None, keep_best: int | None = None
-) -> Checkpoints:
-    """The sealed steps of a run. keep_last, keep_best: what retention keeps; None: as the config says."""
-    metric, mode, every = config.evaluate.metric, config.evaluate.mode, config.checkpoint.keep_every
-    return Checkpoints(
-        folder.checkpoints,
-        metric=metric,
-        mode=best_is(metric) if mode == "auto" else mode,
-        keep_last=config.checkpoint.keep_last if keep_last is None else keep_last,
-        keep_best=config.checkpoint.keep_best if keep_best is None else keep_best,
-        keep_every=every if isinstance(every, int) else 0,  # in epochs: the steps say it themselves
-    )
+def open_store(folder: RunFolder, config: RunConfig, **kept: int | None) -> Checkpoints:
+    """The sealed steps of a run. kept: keep_last, keep_best, where others than the config's are wanted."""
+    every = config.checkpoint.keep_every
+    # In epochs: the steps say themselves that they stay.
+    return Checkpoints.of_run(folder.checkpoints, config, every if isinstance(every, int) else 0, copied=False, **kept)

@@ -10,10 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxtrain.config.errors import INTERRUPTED, NEEDS_PERSON, PREEMPTED
+from jaxtrain.config.errors import INTERRUPTED, PREEMPTED
 from jaxtrain.hooks.notebook import kernel
 from jaxtrain.loop import Action, EvaluateNow, Evaluation, Hook, SaveNow, Stop
 from jaxtrain.parallel import processes
+from jaxtrain.parallel.environment import HANDED_ON
+
+TOGETHER = 1.0
+"""Seconds within which signals are one, where a parent hands them on; it does so within 0.1 s."""
+
+PREEMPTING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""What a cluster announces the end with; Windows has no SIGUSR1."""
 
 
 class BestSoFar:
@@ -57,19 +64,19 @@ class Evaluator(Hook):
 
 
 class Saver(Hook):
-    """Saves every so many steps, at the last step, and when an evaluation is the best so far."""
+    """Saves at the multiples of `periods` (0: none), at the last step, and when an evaluation is the best so far."""
 
-    def __init__(self, every: int, last: int, metric: str, mode: str) -> None:
-        self._every, self._last, self._metric = every, last, metric
+    def __init__(self, periods: Sequence[int], last: int, metric: str, mode: str) -> None:
+        self._periods, self._last, self._metric = [every for every in periods if every], last, metric
         self.best = BestSoFar(mode)
         self.evaluations = 0
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     def border(self, step: int) -> int | None:
-        return step - step % self._every + self._every if self._every else None
+        return min((step - step % every + every for every in self._periods), default=None)
 
     def after_step(self, step: int) -> Action | None:
-        due = step == self._last or (self._every > 0 and step % self._every == 0)
+        due = step == self._last or any(step % every == 0 for every in self._periods)
         return SaveNow if due else None
 
     def on_evaluation(self, step: int, evaluation: Evaluation) -> Action | None:
@@ -179,23 +186,6 @@ class Agreed(Hook):
         return SaveNow if save else None
 
 
-class SkipLimit(Hook):
-    """Ends a run in which `limit` updates in a row were not finite: it would not recover by itself."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    def on_metrics(self, step: int, figures: dict[str, float]) -> Action | None:
-        in_row = int(figures["in_row"])
-        if in_row < self._limit:
-            return None
-        reason = (
-            f"{in_row} updates in a row were not finite (guard.max_skips {self._limit}); look at the data, "
-            "lower optimizer.peak_lr, or see where it starts with --eager 3"
-        )
-        return Stop("failed", reason, NEEDS_PERSON)
-
-
 class TimeBudget(Hook):
     """Ends a run after so many seconds of this process."""
 
@@ -209,20 +199,22 @@ class TimeBudget(Hook):
 
 
 class Signals(Hook):
-    """Ctrl-C saves and ends with 130, SIGTERM saves and ends with 75; a second signal ends at once.
+    """Ctrl-C saves and ends with 130, SIGTERM and SIGUSR1 save and end with 75; a second signal ends at once.
 
-    In a notebook a second Ctrl-C ends the cell, not the process.
+    In a notebook a second Ctrl-C ends the cell, not the process. Where a parent hands its signals on, those within
+    TOGETHER seconds are one.
     """
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
         self._say = say
         self._seen: int | None = None
+        self._until = 0.0
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
         """Take the signals over; only the main thread can."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, *PREEMPTING):
                 self._before[number] = signal.signal(number, self._receive)
 
     def after_step(self, step: int) -> Action | None:
@@ -234,7 +226,7 @@ class Signals(Hook):
             return None
         if self._seen == signal.SIGINT:
             return Stop("interrupted", "Ctrl-C", INTERRUPTED)
-        return Stop("preempted", "SIGTERM", PREEMPTED)
+        return Stop("preempted", signal.Signals(self._seen).name, PREEMPTED)
 
     def restore(self) -> None:
         """Give the signals back."""
@@ -244,8 +236,12 @@ class Signals(Hook):
 
     def _receive(self, number: int, frame: Any) -> None:
         if self._seen is not None:
+            # A terminal, `timeout` and Slurm may signal the children as well as the parent, which hands it on.
+            if time.monotonic() < self._until:
+                return
             if number == signal.SIGINT and kernel() is not None:
                 raise KeyboardInterrupt  # the end of a notebook's process would take all its variables along
             os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
         self._seen = number
+        self._until = time.monotonic() + TOGETHER if HANDED_ON in os.environ else 0.0
         self._say("stopping after this step and saving; a second signal ends at once")

@@ -1,7 +1,7 @@
 """The run folder: the one place that names its files (contract 14), finds runs, and truncates logs for a resume.
 
 config.yaml resolved.yaml env.json metrics.jsonl journal.jsonl events.* checkpoints/ samples/ report.html
-result.json run.log status.json chosen.json .lock .run-id; in a mirror .mirror-of (checkpoint/mirror.py)
+result.json run.log status.json chosen.json crash/ .lock .run-id; in a mirror .mirror-of (checkpoint/mirror.py)
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class RunFolder:
         self.log = path / "run.log"
         self.status = path / "status.json"
         self.chosen_file = path / "chosen.json"
+        self.crash = path / "crash"
 
     @property
     def id(self) -> str:
@@ -114,27 +115,36 @@ class RunFolder:
             os.fsync(file.fileno())
         fsync(self.path)
 
+    def told(self, event: str, why: str) -> None:
+        """Note an event and its reason."""
+        self.note(event, why=why)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All lines of the journal."""
+        return [event for _, event in _lines(self.journal)]
+
     def rows(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl, "NaN" and its kin as floats again."""
-        return [loose(row) for _, row in self._lines()]
-
-    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []:
-            try:
-                yield line, json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the half line of a killed process
+        return [loose(row) for _, row in _lines(self.metrics)]
 
     def truncate(self, step: int, log_every: int, evaluate_every: int) -> None:
         """Drop from metrics.jsonl what a resume at `step` will write again, or what only the stop there wrote."""
         kept = []
-        for line, row in self._lines():
+        for line, row in _lines(self.metrics):
             regular = _on_schedule(row, log_every, evaluate_every)
             if any(name.startswith("test/") for name in row):
                 continue  # the longer run reads the test split again, on its own best step
             if row["step"] < step or (row["step"] == step and regular):
                 kept.append(line)
         write_text(self.metrics, "".join(line + "\n" for line in kept))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            yield line, json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the half line of a killed process
 
 
 def _on_schedule(row: dict[str, Any], log_every: int, evaluate_every: int) -> bool:

@@ -111,13 +111,22 @@ class TensorBoard(Guarded):
         super().__init__("TensorBoard")
         self._folder, self._clock, self._samples, self._broken = folder, clock, samples, not enabled
         self._writer: Any = None
+        self._files = 0
 
     def start(self, step: int) -> None:
         def begin() -> None:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder.path), purge_step=step + 1 if step else None)
-            if self._samples is not None and step == 0:
+            again = self._writer is not None  # the run went back; a second file of the same second needs another name
+            if again:
+                self._writer.close()
+            self._files += 1
+            self._writer = SummaryWriter(
+                str(self._folder.path),
+                purge_step=step + 1 if step or again else None,
+                filename_suffix=f".{self._files}" if again else "",
+            )
+            if self._samples is not None and step == 0 and not again:
                 self._writer.add_images("samples", self._samples, 0, dataformats="NHWC")
 
         self.guarded(begin)

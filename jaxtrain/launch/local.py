@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxtrain.config.errors import PEER_FAILED, ConfigError
-from jaxtrain.parallel.environment import COORDINATOR, PROCESS, PROCESSES
+from jaxtrain.parallel.environment import COORDINATOR, HANDED_ON, PROCESS, PROCESSES
 
 GRACE, POLL = 10.0, 0.1
 """Seconds that the others have to end after the first that failed; between two looks."""
 
 SIGNALS = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM}
 """What is handed on, and as what: a terminal that is closed asks to stop and save, too."""
-if hasattr(signal, "SIGHUP"):  # Windows has none
-    SIGNALS[signal.SIGHUP] = signal.SIGTERM
+if hasattr(signal, "SIGHUP"):  # Windows has none of these
+    SIGNALS |= {signal.SIGHUP: signal.SIGTERM, signal.SIGUSR1: signal.SIGUSR1}
 
 
 class HandOn:
@@ -85,7 +85,7 @@ def launch(command: Sequence[str], shares: Sequence[Mapping[str, str]], logs: Pa
             children.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "jaxtrain", *command],
-                    env={**os.environ, **here, **share},
+                    env={**os.environ, HANDED_ON: "1", **here, **share},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

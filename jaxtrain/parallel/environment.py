@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 
 COORDINATOR, PROCESSES, PROCESS = "JAXTRAIN_COORDINATOR", "JAXTRAIN_PROCESSES", "JAXTRAIN_PROCESS"
+HANDED_ON = "JAXTRAIN_HANDED_ON"
+"""Set in a process whose parent hands its own signals on."""
+
 LAUNCHERS = {
     "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
     "Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),

@@ -17,8 +17,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain.config.errors import ConfigError
+from jaxtrain.config.errors import PEER_FAILED, ConfigError, UserError
 from jaxtrain.parallel.environment import COORDINATOR, LAUNCHERS, PROCESS, PROCESSES
+
+HEARTBEAT = 60
+"""Seconds after which a process that says nothing counts as lost; no less: a jump of the wall clock would end a job."""
+
+_LOST = ("gloo", "nccl", "connection", "heartbeat", "coordination", "peer", "unavailable", "deadline", "barrier")
+"""Words of jax's errors where another process is gone."""
+
+
+class PeerFailed(UserError):
+    """Another process of this run has failed or is lost."""
+
+    exit_code = PEER_FAILED
 
 
 @functools.cache
@@ -51,6 +63,7 @@ def _join(address: str, count: int, number: int, devices: list[int] | None = Non
         number,
         devices,
         coordinator_bind_address=address,
+        heartbeat_timeout_seconds=HEARTBEAT,
         cluster_detection_method="deactivate",  # in a Slurm job, `jaxtrain launch` would be one of Slurm's processes
     )
 
@@ -59,7 +72,7 @@ def _join_found(launcher: str, count: int) -> None:
     """Join at the address that jax finds."""
     _get_ready()
     try:
-        jax.distributed.initialize()
+        jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
     except ValueError:  # as with Open MPI 5, which no longer says where its first process is
         raise ConfigError(
             f"{launcher} has started {count} processes and does not say where the first of them runs; set "
@@ -89,6 +102,16 @@ def joined() -> bool:
 def several() -> bool:
     """Whether there is more than this process."""
     return jax.process_count() > 1
+
+
+def peer_failed(error: BaseException) -> PeerFailed | None:
+    """What an error of jax means where there are several processes and it speaks of the others."""
+    text = str(error)
+    if not isinstance(error, jax.errors.JaxRuntimeError) or not several():
+        return None
+    if not any(word in text.lower() for word in _LOST):
+        return None
+    return PeerFailed(f"another process has failed or is lost: {text.splitlines()[0][:200]}; restart them all")
 
 
 def is_first() -> bool:

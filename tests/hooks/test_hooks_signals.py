@@ -14,7 +14,10 @@ from typing import Any
 from hooks_helpers import strict_rows, untimed
 
 import jaxtrain as jt
+from jaxtrain.hooks.control import TOGETHER, Signals
 from jaxtrain.hooks.folder import RunFolder
+from jaxtrain.loop import Stop
+from jaxtrain.parallel.environment import HANDED_ON
 
 KEYS: dict[str, Any] = {
     "model.kind": "mlp",
@@ -73,7 +76,7 @@ def test_a_second_signal_ends_at_once() -> None:
         "end = time.monotonic() + 60\n"
         "while time.monotonic() < end: time.sleep(0.05); s.pending() and print('seen', flush=True)"
     )
-    cases = {signal.SIGINT: 130, signal.SIGTERM: 75}
+    cases = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGUSR1: 75}
     processes = {
         number: subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -88,3 +91,39 @@ def test_a_second_signal_ends_at_once() -> None:
         process.send_signal(number)
         process.communicate(timeout=20)
         assert process.returncode == cases[number]
+
+
+def test_sigusr1_is_a_preemption_with_its_own_name() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # unhandled it would end this process
+    signals = Signals()
+    signals.install()
+    try:
+        assert signals.pending() is None
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signals.pending() == Stop("preempted", "SIGUSR1", 75)
+    finally:
+        signals.restore()
+        assert signal.signal(signal.SIGUSR1, before) == signal.SIG_IGN
+
+
+def test_signals_that_a_parent_hands_on_are_one_for_a_second() -> None:
+    """A terminal, `timeout` and Slurm reach parent and child; the save must survive that."""
+    code = (
+        "import time; from jaxtrain.hooks.control import Signals; s = Signals(); s.install(); print('up', flush=True)\n"
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end: time.sleep(0.05); s.pending() and print('seen', flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, HANDED_ON: "1"}
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "seen\n"
+    since = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    while time.monotonic() < since + TOGETHER:
+        assert process.stdout.readline() == "seen\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 75

@@ -96,14 +96,14 @@ def test_the_next_border_is_the_nearest_of_all() -> None:
         def border(self, step: int) -> int | None:
             return 17
 
-    hooks = [Hook(), Evaluator(20, 100), Saver(0, 100, "loss", "min")]
+    hooks = [Hook(), Evaluator(20, 100), Saver((0,), 100, "loss", "min")]
     assert _border(hooks, 0, 100, 50) == 1
     assert _border(hooks, 1, 100, 50) == 20
     assert _border(hooks, 20, 100, 50) == 40
     assert _border(hooks, 40, 100, 50) == 50
     assert _border(hooks, 99, 100, 50) == 100
     assert _border([*hooks, Other()], 1, 100, 50) == 17
-    assert _border([Saver(30, 100, "loss", "min")], 59, 100, 1000) == 60
+    assert _border([Saver((30,), 100, "loss", "min")], 59, 100, 1000) == 60
 
 
 # ---------------------------------------------------------------- the choice

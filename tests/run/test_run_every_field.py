@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +194,9 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:checkpoint.keep_every": (2, {"checkpoint.every": 1, "checkpoint.keep_last": 1}),
     "run:checkpoint.mirror": ("mirror", {}),
     "run:guard.max_skips": (3, DIVERGES),
+    "run:guard.max_rollbacks": (1, {**DIVERGES, "guard.max_skips": 3}),
+    "run:guard.loss_spike": (0.001, {"log.every": 1, "train.duration": 24}),
+    "run:guard.stall_limit": (None, {}),
     "mesh.data": (2, {}),
     "mesh.fsdp": (2, {}),
     "mesh.tensor": (2, {}),
@@ -321,6 +326,9 @@ def _left_behind(config: Any, place: Path) -> list[Any]:
     place.mkdir()
     here = Path.cwd()
     os.chdir(place)
+    started: list[threading.Thread] = []
+    begin = threading.Thread.start
+    threading.Thread.start = lambda self: (started.append(self), begin(self))[1]  # type: ignore[method-assign]
     try:
         with jt.train(config, quiet=True) as run:
             steps = sorted(p.name for p in (run.path / "checkpoints").glob("[0-9]*"))
@@ -328,8 +336,12 @@ def _left_behind(config: Any, place: Path) -> list[Any]:
             names = sorted({p.name.split(".")[0] for p in run.path.iterdir()})
             result = {k: v for k, v in run.result.items() if k != "seconds"}
             beside = sorted(p.name for p in place.iterdir())
-            return [rows_without_time(run), steps, result, names, chosen, run.stop, run.path.parent.name, beside]
+            reason = re.sub(r"the batch is in \S+", "", run.stop.reason)
+            watched = any(thread.name == "jaxtrain-watchdog" for thread in started)
+            left = [rows_without_time(run), steps, result, names, chosen, run.stop.state, reason, watched, beside]
+            return [*left, run.path.parent.name]
     finally:
+        threading.Thread.start = begin  # type: ignore[method-assign]
         os.chdir(here)
 
 
