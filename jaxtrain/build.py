@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ class Job:
     advance(state, fed) -> (state, metrics): jitted, the state is donated; `fed` is what the feeder gives.
     advance_many(state, fed, count) -> the same after `count` steps, for rows on the device: a loop inside the program.
     eval_step(params, model_state, batch) -> mergeable metric state: jitted.
-    init() -> State, on the devices, in its shardings.
+    init() -> State, on the devices, in its shardings; init({"params": {..}, "model_state": {..}}): with these arrays.
     plain: the module as on one device. abstract_state: shapes, dtypes and shardings of the state.
     notes: lines that a user should see once.
     """
@@ -68,7 +69,7 @@ class Job:
     eval_batch: int
     mode: str
     abstract_state: State
-    init: Callable[[], State]
+    init: Callable[..., State]
     advance: Callable[..., Any]
     advance_many: Callable[..., Any]
     eval_step: Callable[..., Any]
@@ -263,14 +264,14 @@ def _advance_many(advance: Callable[..., Any]) -> Callable[..., Any]:
     return advance_many
 
 
-def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...]) -> Callable[[], State]:
+def _initialiser(spec: StepSpec, module: nnx.Module | None, sums: tuple[str, ...]) -> Callable[..., State]:
     given = spec.module.extract(module) if module is not None else None
 
-    def start() -> State:
+    def start(weights: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> State:
         params, model_state = given or spec.module.init(spec.seed)
         return init_state(
-            dict(params),
-            dict(model_state),
+            {**params, **weights.get("params", {})},
+            {**model_state, **weights.get("model_state", {})},
             spec.optimizer,
             ema=spec.ema_decay > 0,
             loss_scale=spec.precision.initial_scale,

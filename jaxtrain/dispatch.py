@@ -7,6 +7,7 @@ used only where both forms give the same bits, so the choice changes nothing but
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -17,8 +18,13 @@ import jax
 import numpy as np
 
 from jaxtrain.build import Job
+from jaxtrain.checkpoint.files import write_json
 from jaxtrain.core.state import State
+from jaxtrain.hooks.folder import RunFolder
 from jaxtrain.parallel import mesh as meshes
+from jaxtrain.parallel import processes
+
+log = logging.getLogger("jaxtrain")
 
 SECONDS = 0.25
 """The most that one dispatch may take: a signal, a stop and the console are that late."""
@@ -55,6 +61,21 @@ class Many:
         if count not in self._counts:  # a few lengths come again and again, whatever `steps` is
             self._counts[count] = jax.device_put(np.int32(count), self._everywhere)
         return self._advance(state, fed, self._counts[count])  # type: ignore[no-any-return]
+
+
+def kept(job: Job, folder: RunFolder, state: State, feeder: Callable[[int], Any], left: int) -> Many | None:
+    """The steps a dispatch: those of an earlier part of this run, or chosen now; kept in the run folder."""
+    if processes.several():  # what one of them measures is not what another does
+        return None
+    known, here = folder.chosen(), {"devices": str(job.devices), "feed": job.feed_kind}
+    stands = known.get("why") not in (SHORT_RUN, ASKED) and {name: known.get(name) for name in here} == here
+    steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
+    if steps is None:
+        choice = choose(job, state, feeder, left)
+        steps = choice.steps
+        log.debug("steps a dispatch: %d (%s)", steps, choice.why)
+        write_json(folder.chosen_file, {"steps_per_dispatch": steps, "why": choice.why, **here})
+    return Many(job, steps) if steps > 1 else None
 
 
 def choose(job: Job, state: State, feeder: Callable[[int], Any], left: int) -> Choice:

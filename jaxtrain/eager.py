@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxtrain import initial
 from jaxtrain.build import Job, build
 from jaxtrain.config import RunConfig
 from jaxtrain.config.errors import NEEDS_PERSON, OK
@@ -27,7 +28,7 @@ def run_eagerly(config: RunConfig, steps: int) -> int:
     # Without jit nothing fetches what the host's memory holds.
     near = config.optimizer.model_copy(update={"offload": "none"})
     job = build(config.model_copy(update={"optimizer": near}))
-    state = job.init()
+    state = initial.state(job)
     train_step, batches = make_train_step(job.spec), job.host_batches()
     for step in range(steps):
         batch = {name: jnp.asarray(x) for name, x in batches(step).items()}

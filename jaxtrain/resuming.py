@@ -21,6 +21,7 @@ REFUSED = {
     "objective": "the losses before and after would not be one curve",
     "train.seed": "order and randomness would change in the middle",
     "train.global_batch_size": "steps and epochs would no longer be the same rows",
+    "train.init_from": "the run has weights of its own by now",
     "train.ema_decay": "the average is part of the saved state",
     "train.overfit_batches": "the training rows would change",
     "optimizer.kind": "the saved moments belong to the saved optimizer",
@@ -85,6 +86,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         value = getattr(config.data, key, None)
         if value is not None and (key != "tokenizer" or value not in ("char", "byte")):
             changed.append((f"data.{key}", str(Path(value).resolve())))
+    if config.train.init_from is not None:
+        changed.append(("train.init_from", str(Path(config.train.init_from).resolve())))
     if config.checkpoint.mirror is not None:  # its file system may not answer: only the text of the path is looked at
         changed.append(("checkpoint.mirror", os.path.abspath(config.checkpoint.mirror)))
     for section in ("model", "objective"):

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxtrain import rollback
+from jaxtrain import initial, rollback
 from jaxtrain.build import Job, build
 from jaxtrain.checkpoint import Sealed
 from jaxtrain.checkpoint.files import write_json, write_text
@@ -25,9 +25,11 @@ from jaxtrain.checkpoint.store import NothingIntact
 from jaxtrain.config import ConfigError, NeedsPerson, RunConfig, UserError, dump, load
 from jaxtrain.config.errors import choices
 from jaxtrain.core.state import State
+from jaxtrain.data.dataset import other_parts
 from jaxtrain.data.sources import ArraySource
 from jaxtrain.hooks.console import waiting
 from jaxtrain.hooks.folder import ROOT, RunFolder, find_run, new_folder
+from jaxtrain.hooks.ledger import Ledger
 from jaxtrain.loop import Stop
 from jaxtrain.parallel import processes
 from jaxtrain.resuming import ENDED, absolute_paths, changes, check_resumable, tell_changes, unfinished
@@ -112,6 +114,7 @@ def train(
     allow_fresh: of a run whose checkpoints are all corrupt or gone, `auto_resume` begins anew.
     Raises ConfigError (bad input) and NeedsPerson (nothing finite, nothing intact).
     """
+    ledger = Ledger()
     processes.start()
     asked = load(config, overrides.items())
     parsed = absolute_paths(_named(asked, model, loss))
@@ -127,8 +130,9 @@ def train(
                 raise
             log.warning("%s: beginning anew", error)
     check_apart(parsed.checkpoint.mirror, parsed.name, Path(where) if where else ROOT / parsed.name / "id")
-    with waiting("building", quiet):
+    with ledger.phase("init"), waiting("building", quiet):
         job = build(parsed, model=model, loss=loss, source=_source(data))
+        initial.look(job)
     if processes.is_first():
         where = str((RunFolder(Path(where)) if where else new_folder(parsed.name)).path)
         RunFolder(Path(where)).create()
@@ -140,7 +144,7 @@ def train(
             write_text(folder.config, dump(asked))
             write_text(folder.resolved, dump(parsed))
             write_json(folder.env, environment(job))
-        return _run(Session(job, folder, quiet))
+        return _run(Session(job, folder, quiet, ledger))
 
 
 def resume(
@@ -165,18 +169,18 @@ def resume(
 
 
 def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, overrides: dict[str, Any]) -> Run:
-    before = load(folder.resolved)
+    ledger, before = Ledger(), load(folder.resolved)
     after = absolute_paths(load(before, overrides.items()))
     changed = changes(before, after)
     check_resumable(changed, cast=cast)
     if "checkpoint.mirror" in changed:  # one that was resumed has its old place in its config
         check_apart(after.checkpoint.mirror, after.name, folder.path)
-    with waiting("building", quiet):
+    with ledger.phase("init"), waiting("building", quiet):
         job = build(after, **given)
-    session = Session(job, folder, quiet)
+    session = Session(job, folder, quiet, ledger)
     left = rollback.left_behind(folder)
     session.store.leave(left)
-    with waiting("restoring", quiet):
+    with ledger.phase("init"), waiting("restoring", quiet):
         restored = session.store.restore_newest(
             job.abstract_state, folder.told, cast=cast, wanted=lambda s: not left(s)
         )
@@ -185,11 +189,11 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
             raise NothingIntact(f"{folder.path}: its checkpoints are gone")
         raise NeedsPerson(f"{folder.path}: no checkpoint to resume from; start anew with jaxtrain train --overwrite")
     sealed, state = restored
-    if sealed.meta["data"] != job.dataset.fingerprint():
+    other = other_parts(sealed.meta["data"], job.dataset.fingerprint())
+    if other:
         raise ConfigError(
-            f"the data of {folder.path} has changed since step {sealed.step} was saved (fingerprint "
-            f"{sealed.meta['data'][:12]} is now {job.dataset.fingerprint()[:12]}); bring it back (arrays given in "
-            "Python: jt.Trainer(config, data=...).resume(run)), or train anew"
+            f"the data of {folder.path} has changed since step {sealed.step} was saved ({other}); bring it back "
+            "(arrays given in Python: jt.Trainer(config, data=...).resume(run)), or train anew"
         )
     # Killed after the last save: what is missing is the test of the best step, and the report.
     untested = sealed.step == job.steps.total and "train.duration" not in changed
@@ -197,6 +201,7 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
     if sealed.step >= job.steps.total and not untested:
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
         return Run(folder, stop, folder.read_result())
+    ledger.go_on(folder.read_status().get("time", {}), sealed.meta.get("time", {}))
     tell_changes(changed, session.console)
     if processes.is_first():
         folder.result.unlink(missing_ok=True)  # it spoke of the shorter run

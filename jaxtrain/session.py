@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxtrain import diagnose, dispatch, rollback
+from jaxtrain import diagnose, dispatch, initial, rollback
 from jaxtrain.build import Job, config_digest
 from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.checkpoint.files import write_json
@@ -33,6 +34,7 @@ from jaxtrain.hooks.control import (
 from jaxtrain.hooks.crash import CrashFolder, Reached
 from jaxtrain.hooks.folder import RunFolder, strict
 from jaxtrain.hooks.guarding import LossSpike, NameSkipped, SkipLimit
+from jaxtrain.hooks.ledger import Ledger
 from jaxtrain.hooks.watchdog import Watchdog
 from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Evaluation, Hook, Rollback, Stop, evaluate, fit
@@ -48,12 +50,13 @@ log = logging.getLogger("jaxtrain")
 class Session:
     """One process's part of a run."""
 
-    def __init__(self, job: Job, folder: RunFolder, quiet: bool) -> None:
-        self.job, self.folder = job, folder
+    def __init__(self, job: Job, folder: RunFolder, quiet: bool, ledger: Ledger) -> None:
+        self.job, self.folder, self.ledger = job, folder, ledger
         self.store = open_store(job, folder)
         metric, mode = job.config.evaluate.metric, job.mode
         self.console = Console(metric, mode, quiet=quiet or not processes.is_first())
-        self._clock = Clock(job.config.train.global_batch_size, lambda: self._feeder.waited if self._feeder else 0.0)
+        ledger.waited = self._waited
+        self._clock = Clock(job.config.train.global_batch_size, self._waited)
         self._rows = Jsonl(folder, job.steps.per_epoch, self._clock)
         self.state: State | None = None
         self._offset = 0
@@ -84,23 +87,24 @@ class Session:
         console.open()
         try:
             self.store.sweep()
-            for text in opening_lines(job, first):
+            for text in [*opening_lines(job, first), *([] if state else initial.lines(job))]:
                 console.line(text)
             console.plan(job.steps.total, job.steps.per_epoch, job.config.train.global_batch_size)
             if log_file:
                 log_file.text(summary.table(job.module.params))
-            with console.phase("compiling", hint=self._first_time()):
+            with self._phase("compiling", "compile", told=True, hint=self._first_time()):
                 begun_compiling = time.monotonic()
                 job.compile()
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
-                self._take(job.init() if state is None else state)
-                self._feeder = feed.Timed(job.feeder())
-            with console.phase("choosing the steps a dispatch", told=False):
-                self._many = self._choose(first)
-            with console.phase("measuring what the device can do", told=False):
+                with self.ledger.phase("init"):
+                    self._take(initial.state(job) if state is None else state)
+                    self._feeder = feed.Timed(job.feeder())
+            with self._phase("choosing the steps a dispatch", "init"):
+                self._many = dispatch.kept(job, folder, self.state or {}, self._feeder, job.steps.total - first)
+            with self._phase("measuring what the device can do", "init"):
                 self._clock.knows(job.model_flops, peak.peak(job.devices, job.mesh.size))
             stop = (None if processes.several() else signals.pending()) or self._train(hooks, saver, first)
-            with console.phase("sealing the last checkpoint", told=False):
+            with self._phase("sealing the last checkpoint", "save"):
                 self.store.wait()
                 processes.agree("sealed")
             if stop.code == 0:
@@ -138,6 +142,15 @@ class Session:
         seconds = compile_cache.last_time(self._program)
         return "" if seconds is None else f" (first time {seconds:.1f} s)"
 
+    @contextlib.contextmanager
+    def _phase(self, name: str, share: str, *, told: bool = False, hint: str = "") -> Iterator[None]:
+        """A phase of the console and of the ledger."""
+        with self.ledger.phase(share), self.console.phase(name, told, hint):
+            yield
+
+    def _waited(self) -> float:
+        return self._feeder.waited if self._feeder else 0.0
+
     def release(self) -> None:
         """Delete what this session holds on the devices."""
         for tree in (self.state, self._eval_batches):
@@ -163,7 +176,8 @@ class Session:
     def _train(self, hooks: list[Hook], saver: Saver, first: int) -> Stop:
         """Fit to a stop, going back as often as `guard.max_rollbacks` allows."""
         while isinstance(end := self._fit(hooks, saver, first), Rollback):
-            self.store.wait()
+            with self.ledger.phase("save"):
+                self.store.wait()
             upto = rollback.before(self.store, end.first)
             count, most = rollback.in_a_row(self.folder, upto or 0), self.job.config.guard.max_rollbacks
             why = end.reason
@@ -185,8 +199,10 @@ class Session:
         job, folder, seen = self.job, self.folder, self._offset + back.last
         for leaf in jax.tree.leaves(self.state):  # the devices need not hold two states
             leaf.delete()
-        found = None if upto is None else self._restore(upto)
-        sealed, state = found or (None, job.init())
+        with self.ledger.phase("init"):
+            found = None if upto is None else self._restore(upto)
+            sealed, state = found or (None, initial.state(job))
+        self.ledger.back_to(sealed.meta.get("time", {}) if sealed else {})
         step = sealed.step if sealed else 0
         if processes.is_first():
             rollback.note(folder, back, step, seen - step, why)
@@ -230,47 +246,30 @@ class Session:
                 "config": config_digest(job.config),
                 "data_offset": self._offset,
                 "versions": versions(),
+                "time": self.ledger.account(),
             }
-            with self.console.phase("saving", told=False):
+            with self._phase("saving", "save"):
                 self.store.save(step, state, meta)
 
         def evaluate_now(state: State) -> Evaluation:
-            with self.console.phase("evaluating", told=False):
+            with self._phase("evaluating", "evaluate"):
                 return self.evaluate(weights_for_evaluation(state), "validation")
 
-        self.state, stop = fit(
-            state,
-            Sentinel(job.advance, *job.expected),
-            self._feeder,
-            hooks,
-            start=first,
-            stop=job.steps.total,
-            log_every=job.steps.log_every,
-            data_offset=self._offset,
-            evaluate=evaluate_now,
-            save=save,
-            many=self._many,
-        )
+        with self.ledger.phase("train"):
+            self.state, stop = fit(
+                state,
+                Sentinel(job.advance, *job.expected),
+                self._feeder,
+                hooks,
+                start=first,
+                stop=job.steps.total,
+                log_every=job.steps.log_every,
+                data_offset=self._offset,
+                evaluate=evaluate_now,
+                save=save,
+                many=self._many,
+            )
         return stop
-
-    def _choose(self, first: int) -> dispatch.Many | None:
-        """The steps a dispatch: those of an earlier part of this run, or chosen now; kept in the run folder."""
-        job, known = self.job, self.folder.chosen()
-        here = {"devices": str(job.devices), "feed": job.feed_kind}
-        stands = (
-            known.get("why") not in (dispatch.SHORT_RUN, dispatch.ASKED)
-            and {name: known.get(name) for name in here} == here
-        )
-        if processes.several():  # what one of them measures is not what another does
-            return None
-        steps = known.get("steps_per_dispatch") if stands and job.config.train.steps_per_dispatch == "auto" else None
-        if steps is None:
-            assert self._feeder is not None
-            choice = dispatch.choose(job, self.state or {}, self._feeder, job.steps.total - first)
-            steps = choice.steps
-            log.debug("steps a dispatch: %d (%s)", steps, choice.why)
-            write_json(self.folder.chosen_file, {"steps_per_dispatch": steps, "why": choice.why, **here})
-        return dispatch.Many(job, steps) if steps > 1 else None
 
     def evaluate(self, weights: tuple[Any, Any], split: str, keep_rows: bool = False) -> Evaluation:
         """Figures of a split."""
@@ -317,7 +316,7 @@ class Session:
         if job.dataset.eval_rows(split):
             state = self.state if best.step == step else self.store.restore(best, job.abstract_state)
             assert state is not None
-            with self.console.phase(f"evaluating the best step on the {split} split", told=False):
+            with self._phase(f"evaluating the best step on the {split} split", "evaluate"):
                 evaluation = self.evaluate(weights_for_evaluation(state), split, keep_rows=True)
             result |= {"split": split, "details": evaluation.details}
             if split == "test":
@@ -378,7 +377,8 @@ class Session:
         if budget:
             clocks.append(TimeBudget(budget))
         hooks += [Agreed(clocks, steps.log_every)] if processes.several() else clocks
-        return [*hooks, *([Status(self.folder, self._sealed_steps)] if processes.is_first() else [])], board
+        status = [Status(self.folder, self._sealed_steps, self.ledger)] if processes.is_first() else []
+        return [*hooks, *status], board
 
     def _sealed_steps(self) -> tuple[int | None, int | None]:
         latest, best = self.store.latest(), self.store.best()

@@ -109,10 +109,10 @@ class SealedSteps:
         self.verify(sealed)
         return self._read(sealed, abstract, cast=cast)
 
-    def restore_part(self, sealed: Sealed, abstract: Any) -> Any:
+    def restore_part(self, sealed: Sealed, abstract: Any, *, cast: bool = False) -> Any:
         """As `restore`, of the arrays in `abstract` alone; what else the step holds is not read."""
         self.verify(sealed)
-        return self._read(sealed, abstract, partial=True)
+        return self._read(sealed, abstract, partial=True, cast=cast)
 
     def _read(self, sealed: Sealed, abstract: Any, *, partial: bool = False, cast: bool = False) -> Any:
         target, tree = seal.flat(abstract)

@@ -145,8 +145,8 @@ def compare(saved: dict[str, Any], target: dict[str, Any], sealed: Sealed, *, pa
     for name, x in target.items():
         if name in saved:
             was, now = (tuple(saved[name]["shape"]), saved[name]["dtype"]), (tuple(x.shape), str(x.dtype))
-            if was != now and not (cast and was[0] == now[0] and _castable(was[1], now[1])):
-                retyped += was[0] == now[0] and _castable(was[1], now[1])
+            if was != now and not (cast and was[0] == now[0] and castable(was[1], now[1])):
+                retyped += was[0] == now[0] and castable(was[1], now[1])
                 problems.append(f"{name} was {was[1]}{list(was[0])} and is now {now[1]}{list(now[0])}")
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -154,7 +154,7 @@ def compare(saved: dict[str, Any], target: dict[str, Any], sealed: Sealed, *, pa
         raise UserError(f"checkpoint {sealed.step} does not fit this model and optimizer: {problems[0]}{more}{hint}")
 
 
-def _castable(old: str, new: str) -> bool:
+def castable(old: str, new: str) -> bool:
     """Both are types of floats; a count or a code in another type would be another number."""
     return all(jax.numpy.issubdtype(np.dtype(kind), np.floating) or kind == "bfloat16" for kind in (old, new))
 

@@ -43,6 +43,9 @@ def train(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="2 steps through everything, then clean up")] = False,
     overfit_batches: Annotated[int, typer.Option(help="train and evaluate on N batches only", min=0)] = 0,
+    init_from: Annotated[
+        str | None, typer.Option(help="begin with the weights of a run folder or a step, as far as they fit")
+    ] = None,
     eager: Annotated[int, typer.Option(help="run N steps unjitted, look at every layer, and end", min=0)] = 0,
     supervise: Annotated[bool, typer.Option("--supervise", help=SUPERVISE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="nothing on stderr but errors")] = False,
@@ -54,6 +57,8 @@ def train(
     keys = overlays(set_)
     if overfit_batches:
         keys["train.overfit_batches"] = overfit_batches
+    if init_from:
+        keys["train.init_from"] = init_from
     if allow_fresh and resume != "auto":
         raise ConfigError("--allow-fresh goes with --resume=auto; without it a run begins anew by itself")
     if supervise:
@@ -65,7 +70,8 @@ def train(
             "allow-fresh": allow_fresh,
         }
         _refuse_beside_supervise({**others, "eager": eager})
-        more = [f"--overfit-batches={overfit_batches}"] if overfit_batches else []
+        given = {"overfit-batches": overfit_batches, "init-from": init_from}
+        more = [f"--{name}={value}" for name, value in given.items() if value]
         _supervise(config, keys, run_dir, resume == "auto", [*child_flags(quiet, set_), *more])
     parsed, notes = load_with_notes(config, keys.items())
     for note in () if quiet else notes:

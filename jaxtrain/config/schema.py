@@ -235,6 +235,9 @@ class Train(Section):
         None, "parts of a forward pass that a CPU computes side by side; none = by the kind of model (gpt 2, others 1)"
     )
     ema_decay: Fraction = _field(0.0, "decay of the averaged weights, which are then evaluated; 0 = none")
+    init_from: PathText | None = _field(
+        None, "a run folder (its best step) or RUN/checkpoints/N: begin with its weights, as far as they fit"
+    )
     time_budget: Seconds = _field(None, 'stop and save after so much wall time ("2h"); the best step is then tested')
     overfit_batches: Count = _field(0, "train and evaluate on so many batches only, to see the loss fall; 0 = off")
 

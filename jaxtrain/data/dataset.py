@@ -8,7 +8,7 @@ batches from arrays that live on the device; `fingerprint`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class Dataset:
     schema: Schema
     targets: np.ndarray
     notes: tuple[str, ...] = ()
-    _fingerprint: list[str] = field(default_factory=list, repr=False)
+    _fingerprint: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -109,15 +109,30 @@ class Dataset:
         """How many training rows each class has, [C]."""
         return np.bincount(self.targets[self.splits.train].reshape(-1), minlength=self.schema.outputs)
 
-    def fingerprint(self) -> str:
-        """Digest of rows, encoding, splits and normalisation: a resume with other data is refused by it."""
+    def fingerprint(self) -> dict[str, str]:
+        """{part: what tells it from another}: a resume with other data is refused by it.
+
+        rows: of the source, how many. content: digest of them. split: of which rows each split has. encoding: of
+        types, classes and normalisation.
+        """
         if not self._fingerprint:
-            digest = hashlib.sha256(self.source.fingerprint().encode())
-            for rows in (self.splits.train, self.splits.validation, self.splits.test):
-                digest.update(np.ascontiguousarray(rows.astype(np.int64)).data)
-            digest.update(repr(sorted(self.schema.to_json().items())).encode())
-            self._fingerprint.append(digest.hexdigest())
-        return self._fingerprint[0]
+            split = hashlib.sha256()
+            for name in ("train", "validation", "test"):
+                split.update(np.ascontiguousarray(self.splits[name].astype(np.int64)).data)
+                split.update(name.encode())
+            self._fingerprint.update(
+                rows=f"{len(self.targets):,}",
+                content=self.source.fingerprint(),
+                split=split.hexdigest(),
+                encoding=self.schema.digest(),
+            )
+        return dict(self._fingerprint)
+
+
+def other_parts(saved: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between two fingerprints, in words; "" when they are equal."""
+    differing = [part for part in dict.fromkeys([*saved, *now]) if saved.get(part) != now.get(part)]
+    return ", ".join(f"{p} {saved.get(p, 'unknown')[:12]} is now {now.get(p, 'unknown')[:12]}" for p in differing)
 
 
 def make_rows(config: RunConfig, source: Source) -> Dataset:

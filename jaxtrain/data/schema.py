@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,6 +35,10 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """Plain values; `Schema.from_json` gives an equal schema."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    def digest(self) -> str:
+        """sha256 of all of it."""
+        return hashlib.sha256(repr(sorted(self.to_json().items())).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Schema:

@@ -18,6 +18,7 @@ from jaxtrain.checkpoint import Checkpoints, Sealed
 from jaxtrain.config import ConfigError, RunConfig, load
 from jaxtrain.core.module import ModuleDef
 from jaxtrain.core.objectives import call_model
+from jaxtrain.data.dataset import other_parts
 from jaxtrain.data.make import other_data
 from jaxtrain.data.schema import Schema
 from jaxtrain.data.sources import ArraySource
@@ -143,8 +144,11 @@ def evaluate_run(
     if not job.dataset.eval_rows(split):
         raise ConfigError(f"the {split} split of {folder.path} has no rows")
     sealed = open_store(folder, job.config).get(step)
-    if sealed.meta["data"] != job.dataset.fingerprint():
-        raise ConfigError(f"the data of {folder.path} has changed since step {sealed.step} was saved; bring it back")
+    other = other_parts(sealed.meta["data"], job.dataset.fingerprint())
+    if other:
+        raise ConfigError(
+            f"the data of {folder.path} has changed since step {sealed.step} was saved ({other}); bring it back"
+        )
     weights = _weights(folder, job.config, sealed, job.abstract_state)
     return evaluate(job.eval_step, weights, eval_batches(job, split), job.metrics, keep_rows=True), sealed
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.hooks.folder import RunFolder, strict
+from jaxtrain.hooks.ledger import Ledger
 from jaxtrain.loop import Evaluation, Hook, Stop
 
 log = logging.getLogger("jaxtrain")
@@ -170,9 +171,10 @@ class TensorBoard(Guarded):
 class Status(Guarded):
     """status.json, every two seconds and at each event."""
 
-    def __init__(self, folder: RunFolder, sealed: Callable[[], tuple[int | None, int | None]]) -> None:
+    def __init__(self, folder: RunFolder, sealed: Callable[[], tuple[int | None, int | None]], ledger: Ledger) -> None:
         super().__init__("status.json")
-        self._folder, self._sealed, self._written, self._step = folder, sealed, 0.0, 0
+        self._folder, self._sealed, self._ledger = folder, sealed, ledger
+        self._written, self._step = 0.0, 0
 
     def start(self, step: int) -> None:
         self._step = step
@@ -190,6 +192,7 @@ class Status(Guarded):
         self._written = time.monotonic()
         last, best = self._sealed()
         values = {"state": state, "reason": reason, "step": self._step, "last_sealed": last, "best": best}
+        values["time"] = self._ledger.account()
         self.guarded(lambda: self._folder.write_status(**values, pid=os.getpid(), host=os.uname().nodename))
 
 

@@ -62,6 +62,7 @@ def seen(run: RunFolder) -> Seen:
     found: Seen = {}
     for step, manifest in seals(run).items():
         meta = read_json(manifest.parent / "meta.json")
+        meta.pop("time", None)  # what the clock said
         hooks = {f"hooks.{name}": state for name, state in meta.pop("hooks", {}).items()}
         found[step] = Step(read_json(manifest)["leaves"], {**hooks, **meta})
     for row in run.rows():

@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxtrain.checkpoint.files import write_text
 from jaxtrain.hooks.folder import RunFolder
+from jaxtrain.hooks.ledger import goodput, wall
 from jaxtrain.report.curves import curves_html
 from jaxtrain.report.record import HEADLINES, Record, figure, headline, headline_metric, read_record, seconds
-from jaxtrain.report.tables import confusion_html, exact, journal_html, per_class_html, wrong_html
+from jaxtrain.report.tables import confusion_html, exact, journal_html, per_class_html, times_html, wrong_html
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = Path(__file__).with_name("report.css")
@@ -39,6 +40,7 @@ def page(record: Record, folder: RunFolder) -> str:
         (f"Confusion matrix{where}", confusion_html(record)),
         (f"Classes, the worst first{where}", per_class_html(record)),
         (f"Wrong predictions{where}", wrong_html(record, folder)),
+        ("Where the time went", times_html(record)),
         ("Journal", journal_html(record)),
         ("How it was made", _made(record)),
     ]
@@ -86,8 +88,7 @@ def _facts(record: Record) -> str:
     epochs = next((r["epoch"] for r in reversed(record.rows) if r.get("epoch")), None)
     reached = f"{record.steps:,} steps" + (f", {epochs:,.4g} epochs" if epochs else "")
     wanted = record.setting("train", "duration")
-    wall = record.result.get("seconds")
-    resumed = any(event.get("event") == "resume" for event in record.journal)
+    spent = record.status.get("time")
     host = record.env.get("host")
     parameters = record.result.get("parameters")
     optimizer, schedule = record.setting("optimizer", "kind"), record.setting("schedule", "kind")
@@ -97,7 +98,7 @@ def _facts(record: Record) -> str:
         ("data", record.result.get("data") or record.setting("data", "path") or record.setting("data", "kind")),
         ("rows", ", ".join(parts)),
         ("duration", reached + (f" ({wanted} asked for)" if wanted is not None else "")),
-        ("wall time", seconds(wall) + (" since the last resume" if resumed else "") if wall is not None else None),
+        ("wall time", f"{seconds(wall(spent))}, goodput {goodput(spent):.0%}" if spent else None),
         ("speed", fast),
         ("device", str(record.env["devices"]) + (f" on {host}" if host else "") if "devices" in record.env else None),
         ("precision", record.env.get("precision") or record.config.get("precision")),

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxtrain.hooks.folder import RunFolder
+from jaxtrain.hooks.ledger import SHARES, goodput, wall
 from jaxtrain.report.confusion import ANNOTATED, shares, shorten
-from jaxtrain.report.record import Record, figure
+from jaxtrain.report.record import Record, figure, seconds
 
 _DRAWN = 100
 """With more classes a matrix says nothing to the eye; the pairs do."""
@@ -21,6 +22,19 @@ _OPEN = 25
 _PAIRS = 10
 _THUMB, _HEAVY = 192, 60_000
 """A picture of more bytes than _HEAVY is put on the page as a JPEG of this many pixels."""
+
+
+_SPENT_ON = {
+    "init": "building, restoring, the first state, choosing the steps a dispatch",
+    "compile": "compiling the step, or reading it from the cache",
+    "train": "steps",
+    "data_wait": "steps that waited for their batches",
+    "evaluate": "validation, and the test of the best step; compiling it too",
+    "save": "saves that held the run, and sealing the last one",
+    "lost": "steps that were done again after a restart, or left by a rollback",
+    "pause": "no process of the run was there",
+    "other": "files, report, console",
+}
 
 
 def exact(value: Any) -> str:
@@ -85,6 +99,25 @@ def wrong_html(record: Record, folder: RunFolder) -> str:
     return (
         f"<p>The {len(wrong):,}{known} wrong predictions that the model was surest of: true → predicted (probability). "
         f'A wrong label shows up here first.</p><div class="samples">{"".join(cards)}</div>'
+    )
+
+
+def times_html(record: Record) -> str:
+    """What the wall time went to, the largest share first; empty for a run that did not write it down."""
+    spent = record.status.get("time")
+    if not spent:
+        return ""
+    whole = wall(spent)
+    rows = []
+    for share in sorted((s for s in SHARES if spent.get(s, 0.0) > 0), key=lambda s: -spent[s]):
+        part = spent[share] / whole
+        cells = f"<td>{seconds(spent[share])}</td><td{_bar('f1', part)}>{part:.1%}</td>"
+        rows.append(f'<tr><th scope="row">{share.replace("_", " ")}</th>{cells}<td>{_SPENT_ON[share]}</td></tr>')
+    head = "".join(f'<th scope="col">{title}</th>' for title in ("", "time", "share", "what"))
+    caption = f"{seconds(whole)} from the first start; goodput {goodput(spent):.1%}: the share that trained and counts"
+    return (
+        f'<div class="wide"><table class="figures times"><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from data_helpers import config_of, dataset_of, source_of
 
 from jaxtrain.config import ConfigError, load, schema
-from jaxtrain.data.dataset import class_weights
+from jaxtrain.data.dataset import class_weights, other_parts
 from jaxtrain.data.make import make_dataset
 from jaxtrain.data.schema import Schema
 
@@ -318,11 +318,11 @@ def test_overfit_batches_trains_and_evaluates_the_same_few_rows() -> None:
     assert dataset_of(np.arange(100) % 4).rows("train") == 60  # the control
 
 
-def fingerprint(changes: dict[str, Any] | None = None, *, inputs: Any = None, **parts: Any) -> str:
+def fingerprint(changes: dict[str, Any] | None = None, *, inputs: Any = None, **parts: Any) -> tuple[str, ...]:
     x = np.arange(40, dtype=np.float32).reshape(20, 2) if inputs is None else inputs
     targets = parts.pop("targets", np.arange(20) % 2)
     source = source_of(targets, x, **parts)
-    return make_dataset(load({}, (changes or {}).items()), source).fingerprint()
+    return tuple(make_dataset(load({}, (changes or {}).items()), source).fingerprint().values())
 
 
 def test_the_fingerprint_changes_with_rows_split_and_normalisation() -> None:
@@ -348,6 +348,27 @@ def test_the_fingerprint_changes_with_rows_split_and_normalisation() -> None:
     ]
     assert len(set(prints)) == len(prints)
     assert fingerprint() == prints[0]
+
+
+def test_a_fingerprint_says_which_part_has_changed() -> None:
+    source = source_of(np.arange(20) % 2, np.arange(40, dtype=np.float32).reshape(20, 2))
+    before = make_dataset(load({}), source).fingerprint()
+
+    def changed(changes: dict[str, Any], source: Any = source) -> list[str]:
+        now = make_dataset(load({}, changes.items()), source).fingerprint()
+        assert (other_parts(before, now) == "") == (before == now)
+        return [
+            part for part in before if f"{part} {before[part][:12]} is now {now[part][:12]}" in other_parts(before, now)
+        ]
+
+    assert changed({}) == []
+    # Mean and sd are of the training rows.
+    assert changed({"data.split_seed": 1}) == ["split", "encoding"]
+    assert changed({"data.normalize": "none"}) == ["encoding"]
+    shorter = source_of(np.arange(18) % 2, np.arange(36, dtype=np.float32).reshape(18, 2))
+    assert changed({}, shorter) == ["rows", "content", "split", "encoding"]
+    assert other_parts(before, {**before, "rows": "18"}) == "rows 20 is now 18"
+    assert other_parts({}, {"rows": "18"}) == "rows unknown is now 18"
 
 
 def test_the_fingerprint_changes_with_nothing_else() -> None:

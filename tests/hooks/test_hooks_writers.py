@@ -21,6 +21,7 @@ from hooks_helpers import evaluation, events, no_constant, scalars, strict_rows,
 import jaxtrain as jt
 from jaxtrain.hooks.control import Evaluator
 from jaxtrain.hooks.folder import RunFolder, names
+from jaxtrain.hooks.ledger import Ledger
 from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Stop
 
@@ -240,7 +241,7 @@ def test_status_tells_the_run_from_running_to_done(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(RunFolder, "write_status", recording)
     tiny(tmp_path / "run").close()
     first, last = written[0], written[-1]
-    assert set(last) == {"state", "reason", "step", "last_sealed", "best", "pid", "host", "updated"}
+    assert set(last) == {"state", "reason", "step", "last_sealed", "best", "pid", "host", "time", "updated"}
     assert (first["state"], first["step"], first["last_sealed"], first["best"]) == ("running", 0, None, None)
     assert (last["state"], last["reason"], last["step"], last["last_sealed"]) == ("done", "24 steps", 24, 24)
     assert last["best"] == jt.load_run(tmp_path / "run").result["best"]["step"]
@@ -252,7 +253,7 @@ def test_status_is_written_every_two_seconds_not_every_step(tmp_path: Path, monk
     clock = 100.0
     monkeypatch.setattr("jaxtrain.hooks.writers.time.monotonic", lambda: clock)
     folder = RunFolder(tmp_path)
-    hook = Status(folder, lambda: (None, None))
+    hook = Status(folder, lambda: (None, None), Ledger())
     hook.start(0)
     seen = []
     for step in range(1, 9):  # half a second a step

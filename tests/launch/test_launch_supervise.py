@@ -250,34 +250,6 @@ def test_a_signal_to_the_supervisor_saves_and_ends_and_a_resume_goes_on(undistur
     assert rows(folder) == rows(undisturbed)
 
 
-def test_two_processes_are_started_again_together(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    short = [
-        "--train.duration=300",
-        "--checkpoint.every=20",
-        "--checkpoint.keep_last=1",
-        "--log.every=10",
-        "--evaluate.every=0",
-    ]
-    parent = begun("launch", folder, "--processes=2", "--quiet", *short)
-    until(sealed(folder), parent)
-    first = children(parent)
-    assert len(first) == 2
-    first[1].kill()
-    until(lambda: "restart" in {event["event"] for event in events(folder)} if exists(folder) else False, parent)
-    until(lambda: len(children(parent)) == 2 and not {c.pid for c in children(parent)} & {c.pid for c in first}, parent)
-    ports = [child.environ()["JAXTRAIN_COORDINATOR"] for child in children(parent)]
-    assert len(set(ports)) == 1
-    _, err = parent.communicate(timeout=120)
-    assert parent.returncode == 0, err
-    assert f"process 1 ended with -9 (SIGKILL): see {folder / 'run.1.log'}: this may pass; goes on in 1 s from" in err
-    assert jt.load_run(folder).folder.read_status()["step"] == 300
-
-
-def exists(folder: Path) -> bool:
-    return (folder / "journal.jsonl").exists()
-
-
 def jaxtrain(*arguments: str, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "jaxtrain", *arguments]
     environment = {**ONE_DEVICE, **more}

@@ -55,6 +55,7 @@ STATUS = {
     "last_sealed": 100,
     "best": 60,
     "updated": "2026-01-02T03:04",
+    "time": {"compile": 12.5, "train": 150.0, "evaluate": 0.0, "lost": 37.5, "pause": 50.0, "begun": 1e9, "until": 1e9},
 }
 
 ENV = {

@@ -60,7 +60,7 @@ def test_another_figure_in_the_result_shows_up_on_the_page(tmp_path: Path) -> No
 
 def test_key_facts_come_from_the_files(tmp_path: Path) -> None:
     text = Page.of(report_of(make_run(tmp_path))).text
-    for fact in ("cnn", "53,098", "1,078 train, 362 validation, 37 test", "3 min 20 s", "1 x cpu", "fp32"):
+    for fact in ("cnn", "53,098", "1,078 train, 362 validation, 37 test", "4 min 10 s, goodput 60%", "1 x cpu", "fp32"):
         assert fact in text
     assert "duration 100 steps, 5 epochs (40ep asked for)" in text
     assert "seed 7" in text
@@ -297,7 +297,6 @@ def test_resumes_are_in_the_journal_and_on_the_curves(tmp_path: Path) -> None:
     text = report_of(make_run(tmp_path / "a", journal=journal))
     assert "train.duration: 20ep → 40ep" in text
     assert text.count('class="event" d=') >= 5
-    assert "since the last resume" in text
     plain = report_of(make_run(tmp_path / "b"))
     assert "Nothing: no resume" in plain
     assert 'class="event" d=' not in plain
@@ -341,3 +340,18 @@ def test_wilson_interval_of_the_book() -> None:
     assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert np.trace(CONFUSION) == 33
+
+
+def test_where_the_time_went_is_told_the_largest_share_first(tmp_path: Path) -> None:
+    text = report_of(make_run(tmp_path))
+    part = text.partition("Where the time went")[2].partition("</section>")[0]
+    rows = re.findall(r'<th scope="row">([^<]*)</th><td>([^<]*)</td><td[^>]*>([^<]*)</td>', part)
+    assert rows == [
+        ("train", "2 min 30 s", "60.0%"),
+        ("pause", "50.0 s", "20.0%"),
+        ("lost", "37.5 s", "15.0%"),
+        ("compile", "12.5 s", "5.0%"),
+    ]
+    assert "4 min 10 s from the first start; goodput 60.0%" in part
+    without = {name: value for name, value in STATUS.items() if name != "time"}
+    assert "Where the time went" not in report_of(make_run(tmp_path / "old", status=without))

@@ -178,6 +178,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.micro_batch_size": (16, {}),
     "run:train.steps_per_dispatch": (3, {}),
     "train.lanes": (2, {}),
+    "run:train.init_from": ("{files}/source", {}),
     "train.ema_decay": (0.9, {}),
     "run:train.time_budget": (1e-9, {}),
     "train.overfit_batches": (1, {}),
@@ -287,6 +288,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "accents.txt").write_text("caf\u00e9 noir\n" * 40, encoding="utf-8")
     (place / "windows.txt").write_bytes(b"I don\x92t say so\n" * 40)
     (place / "new_at_the_end.txt").write_text(RAIN * 30 + "qx\n")
+    jt.train(BASE, run_dir=place / "source", quiet=True, **{"train.seed": 1}).close()
     return place
 
 

@@ -104,6 +104,7 @@ def test_the_state_after_is_that_of_training_without_those_batches(tmp_path: Pat
         assert run.state is not None
         assert differing(run.state, by_hand(run, {8: 8}, 30)) == []
         assert differing(run.state, by_hand(run, {8: 4}, 30)) != []  # control
+        assert run.folder.read_status()["time"]["lost"] > 0
         assert int(run.state["guard"]["skipped"]) == 0
         sealed = sorted(int(p.name) for p in run.folder.checkpoints.glob("[0-9]*"))
         assert sealed == [4, 8, 12, 16, 20, 24, 28, 30]
