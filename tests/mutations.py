@@ -593,7 +593,7 @@ MUTATIONS = [
         "session.py",
         "self.store.leave(rollback.left_behind(folder))",
         "pass",
-        "run/test_run_rollback.py::test_the_state_after_is_that_of_training_without_those_batches",
+        "run/test_run_rollback.py::test_a_step_that_was_sealed_amid_the_trouble_is_left_and_sealed_anew",
     ),
     Mutation(
         "session.py",
@@ -604,7 +604,7 @@ MUTATIONS = [
     Mutation(
         "rollback.py",
         'count = count + 1 if event["step"] <= seen else 1',
-        "count = 1",
+        'count = count + 2 if event["step"] <= seen else 1',
         "run/test_run_rollback.py::test_after_so_many_rollbacks_a_person_is_asked_and_told_why",
     ),
     Mutation(

@@ -152,7 +152,7 @@ def test_a_mirror_is_a_run_folder_equal_bit_for_bit(whole: Any) -> None:
 
 def test_the_names_of_the_small_files_are_those_of_the_run_folder(tmp_path: Path) -> None:
     """A file that a run folder gets is mirrored, or it is said here why not."""
-    folders = {"checkpoints", "samples"}
+    folders = {"checkpoints", "samples", "crash"}
     names = {path.name for path in vars(RunFolder(tmp_path / "run")).values()} - {"run"} - folders
     assert names == set(mirror.FILES)
 

@@ -80,7 +80,7 @@ def test_two_processes_of_a_launcher_train_together(
     [
         ({}, None),
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),
-        (slurm(1, 5), ((), {})),  # jax reads all of it
+        (slurm(1, 5), ((), None)),  # jax reads all of it
         (open_mpi_5(1, 5), (("127.0.0.1:5", 2, 1, [1]), "127.0.0.1:5")),
         # `jaxtrain launch` as a step of Slurm: its own processes count, each with all devices it sees.
         (
@@ -98,9 +98,10 @@ def test_who_is_joined(own: dict[str, str], joined: Any, monkeypatch: pytest.Mon
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     processes.start.__wrapped__()
-    if joined and joined[1]:
+    if joined:
         args, address = joined
-        joined = (args, {"coordinator_bind_address": address, "cluster_detection_method": "deactivate"})
+        here = {"coordinator_bind_address": address, "cluster_detection_method": "deactivate"} if address else {}
+        joined = (args, {**here, "heartbeat_timeout_seconds": 60})
     assert called == (["stdout", joined] if joined else [])
 
 

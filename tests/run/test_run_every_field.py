@@ -31,6 +31,7 @@ SMALL_RESNET = {"model.depth": 8, "model.width": 4}
 STEPS = {"model.channels": [2, 2], "objective.kind": "mse", "data.path": "{files}/steps.npz"}
 DIVERGES = {"optimizer.kind": "sgd", "optimizer.peak_lr": 1e30, "optimizer.clip_norm": 0, "log.every": 1}
 DIVERGES["train.duration"] = 60
+STANDS_STILL = {"optimizer.peak_lr": 1e-9, "train.global_batch_size": 8, "log.every": 1, "train.duration": 24}
 MODEL = """
 from flax import nnx
 class A(nnx.Module):
@@ -196,7 +197,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "run:checkpoint.mirror": ("mirror", {}),
     "run:guard.max_skips": (3, DIVERGES),
     "run:guard.max_rollbacks": (1, {**DIVERGES, "guard.max_skips": 3}),
-    "run:guard.loss_spike": (0.001, {"log.every": 1, "train.duration": 24}),
+    "run:guard.loss_spike": (0.001, STANDS_STILL),
     "run:guard.stall_limit": (None, {}),
     "mesh.data": (2, {}),
     "mesh.fsdp": (2, {}),

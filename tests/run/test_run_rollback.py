@@ -114,6 +114,15 @@ def test_the_state_after_is_that_of_training_without_those_batches(tmp_path: Pat
         assert offsets == {4: 0, 8: 0, **dict.fromkeys((12, 16, 20, 24, 28, 30), 8)}
 
 
+def test_a_step_that_was_sealed_amid_the_trouble_is_left_and_sealed_anew(tmp_path: Path) -> None:
+    more = {"checkpoint.every": 1, "checkpoint.keep_last": 99, "guard.max_rollbacks": 4}
+    with trained(in_second_epoch, tmp_path / "run", **more) as run:
+        # Step 9, of a skipped batch, was sealed before 10 was skipped too.
+        assert [(e["step"], e["first"], e["last"]) for e in journal(run)] == [(8, 9, 10)] * 4
+        offsets = [sealed.meta["data_offset"] for sealed in run._session.store.steps()]  # type: ignore[union-attr]
+        assert offsets == [0] * 8 + [8] * 22
+
+
 def test_a_kill_after_the_journal_changes_nothing(tmp_path: Path) -> None:
     """As if killed between the line in the journal and the removal of what was left behind, or any time after."""
     with trained(in_second_epoch, tmp_path / "run", **{"guard.max_skips": 4, "log.every": 4}) as run:
