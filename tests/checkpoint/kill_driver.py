@@ -107,7 +107,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {
         "step": int(last.name),
         "leaves": json.loads((last / "manifest.json").read_text())["leaves"],
-        "meta": json.loads((last / "meta.json").read_text()),
+        "meta": {k: v for k, v in json.loads((last / "meta.json").read_text()).items() if k != "time"},
         "metrics": [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows],
         "result": {k: v for k, v in result.items() if k != "seconds"},
         "sealed": seals(folder),
