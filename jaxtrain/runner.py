@@ -201,7 +201,9 @@ def _resume(folder: RunFolder, given: dict[str, Any], cast: bool, quiet: bool, o
     if sealed.step >= job.steps.total and not untested:
         stop = Stop("done", f"step {sealed.step} of {job.steps.total} is reached; extend it: --train.duration=...")
         return Run(folder, stop, folder.read_result())
-    ledger.go_on(folder.read_status().get("time", {}), sealed.meta.get("time", {}))
+    status = folder.read_status()
+    ended = status.get("state") in ("done", *ENDED)
+    ledger.go_on(status.get("time", {}), sealed.meta.get("time", {}), ended=ended)
     tell_changes(changed, session.console)
     if processes.is_first():
         folder.result.unlink(missing_ok=True)  # it spoke of the shorter run

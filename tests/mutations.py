@@ -639,7 +639,7 @@ MUTATIONS = [
     ),
     Mutation(
         "runner.py",
-        '    ledger.go_on(folder.read_status().get("time", {}), sealed.meta.get("time", {}))',
+        '    ledger.go_on(status.get("time", {}), sealed.meta.get("time", {}), ended=ended)',
         "    pass",
         "hooks/test_hooks_ledger.py::test_a_runs_account_sums_to_its_wall_time_and_is_kept_over_a_resume",
     ),

@@ -40,14 +40,18 @@ class Ledger:
             self._charge()
             self._phases.pop()
 
-    def go_on(self, before: Mapping[str, float], sealed: Mapping[str, float]) -> None:
-        """Add what the processes before have spent. before: their `account`; sealed: that of the step gone on from."""
+    def go_on(self, before: Mapping[str, float], sealed: Mapping[str, float], *, ended: bool = False) -> None:
+        """Add what the processes before have spent. before: their `account`; sealed: that of the step gone on from.
+
+        ended: the run had ended by itself and is extended: what lay in between is no part of its time.
+        """
         if not before:
             return
         for share in SHARES:
             self._seconds[share] += before.get(share, 0.0)
-        self._seconds["pause"] += max(self._begun - before["until"], 0.0)
-        self._begun = before["begun"]
+        between = max(self._begun - before["until"], 0.0)
+        self._seconds["pause"] += 0.0 if ended else between
+        self._begun = before["begun"] + (between if ended else 0.0)
         self.back_to(sealed)
 
     def back_to(self, sealed: Mapping[str, float]) -> None:
@@ -75,7 +79,7 @@ class Ledger:
 
 
 def wall(account: Mapping[str, Any]) -> float:
-    """Seconds from the first process to the last word."""
+    """Seconds from the first process to the last word, without those between an end and an extension."""
     return float(sum(account.get(share, 0.0) for share in SHARES))
 
 

@@ -114,7 +114,7 @@ def times_html(record: Record) -> str:
         cells = f"<td>{seconds(spent[share])}</td><td{_bar('f1', part)}>{part:.1%}</td>"
         rows.append(f'<tr><th scope="row">{share.replace("_", " ")}</th>{cells}<td>{_SPENT_ON[share]}</td></tr>')
     head = "".join(f'<th scope="col">{title}</th>' for title in ("", "time", "share", "what"))
-    caption = f"{seconds(whole)} from the first start; goodput {goodput(spent):.1%}: the share that trained and counts"
+    caption = f"{seconds(whole)} of wall time; goodput {goodput(spent):.1%}: the share that trained and counts"
     return (
         f'<div class="wide"><table class="figures times"><caption>{caption}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

@@ -352,6 +352,6 @@ def test_where_the_time_went_is_told_the_largest_share_first(tmp_path: Path) -> 
         ("lost", "37.5 s", "15.0%"),
         ("compile", "12.5 s", "5.0%"),
     ]
-    assert "4 min 10 s from the first start; goodput 60.0%" in part
+    assert "4 min 10 s of wall time; goodput 60.0%" in part
     without = {name: value for name, value in STATUS.items() if name != "time"}
     assert "Where the time went" not in report_of(make_run(tmp_path / "old", status=without))
