@@ -179,7 +179,8 @@ def main() -> None:
         "| --- | --- | --- | --- | --- | --- | --- |",
         *rows,
     ]
-    rooms = ["core/step.py", "core/guard.py", "models/gpt.py", "models/layers.py", "models/__init__.py", "hardware"]
+    rooms = ["core/step.py", "core/guard.py", "models/gpt.py", "models/layers.py", "models/__init__.py"]
+    rooms += ["hardware/allocator.py", "hardware/compiler.py"]
     record("cpu", "Settings for XLA:CPU", lines, raw, rooms)
 
 

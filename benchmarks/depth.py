@@ -22,7 +22,7 @@ from jaxtrain.build import build
 from jaxtrain.config import load
 
 DEPTHS, REMATS = (2, 8, 24), ("none", "dots", "full")
-ROOMS = ["models/gpt.py", "models/layers.py", "core/step.py", "build.py"]
+ROOMS = ["models/gpt.py", "models/layers.py", "core/step.py"]
 
 
 def lowered(layers: int, stack: bool, remat: str) -> tuple[float, Any]:

@@ -70,8 +70,8 @@ FIRST = 1e-3
 LAST = {"tiny_mlp": 0.005, "mlp": 0.05, "gpt": 0.005, "resnet18": 0.5, "tcn": 0.02}
 """The same for the mean loss of the last epoch. Adam's first updates are the signs of gradients; in a deep network with
 BatchNorm many of these are almost zero, and rounding decides. The larger mlp ends with a loss of 0.06."""
-ROOMS = ["core", "loop.py", "dispatch.py", "session.py", "models", "hardware", "data/feed.py", "data/order.py"]
-ROOMS += ["hooks/writers.py", "hooks/control.py", "hooks/console.py"]
+ROOMS = ["core", "loop.py", "dispatch.py", "session.py", "models", "hardware/allocator.py", "hardware/compiler.py"]
+ROOMS += ["data/feed.py", "data/order.py", "hooks/writers.py", "hooks/control.py", "hooks/console.py"]
 
 Runs = dict[str, dict[str, list[dict[str, float]]]]
 """{workload: {arm: [{step, first, loss} of each round]}}."""
