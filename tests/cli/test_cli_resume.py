@@ -19,6 +19,7 @@ CHANGES = {
     "objective": "--objective.label_smoothing=0.1",
     "train.seed": "--train.seed=1",
     "train.global_batch_size": "--train.global_batch_size=32",
+    "train.init_from": "--train.init_from=.",
     "train.ema_decay": "--train.ema_decay=0.9",
     "train.overfit_batches": "--train.overfit_batches=1",
     "optimizer.kind": "--optimizer.kind=sgd",
