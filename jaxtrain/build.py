@@ -53,7 +53,7 @@ class Job:
     eval_step(params, model_state, batch) -> mergeable metric state: jitted.
     init() -> State, on the devices, in its shardings; init({"params": {..}, "model_state": {..}}): with these arrays.
     plain: the module as on one device. abstract_state: shapes, dtypes and shardings of the state.
-    notes: lines that a user should see once.
+    notes: lines that a user should see once. remake(config): the same data, model and loss by another config.
     """
 
     config: RunConfig
@@ -74,6 +74,7 @@ class Job:
     advance_many: Callable[..., Any]
     eval_step: Callable[..., Any]
     notes: tuple[str, ...]
+    remake: Callable[[RunConfig], Job]
 
     @property
     def precision(self) -> Precision:
@@ -110,7 +111,12 @@ class Job:
 
     def compile(self) -> None:
         """Compile the training step ahead of its first call, which then finds it compiled."""
-        self.lower().compile()
+        self.compiled  # noqa: B018
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The compiled training step, for its memory; the run calls `advance`."""
+        return self.lower().compile()
 
     def lower(self) -> Any:
         """The lowered training step, for its text or its memory."""
@@ -232,6 +238,7 @@ def build(
         advance_many=stepping(_advance_many(advance)),
         eval_step=jit(make_eval_step(spec, objective, metrics), out_shardings=meshes.replicated(mesh)),
         notes=tuple(notes),
+        remake=functools.partial(build, model=model, loss=loss, dataset=dataset),
     )
 
 

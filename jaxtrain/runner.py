@@ -32,6 +32,7 @@ from jaxtrain.hooks.folder import ROOT, RunFolder, find_run, new_folder
 from jaxtrain.hooks.ledger import Ledger
 from jaxtrain.loop import Stop
 from jaxtrain.parallel import processes
+from jaxtrain.plan import fitting
 from jaxtrain.resuming import ENDED, absolute_paths, changes, check_resumable, tell_changes, unfinished
 from jaxtrain.session import Session, open_store
 from jaxtrain.targets import GIVEN
@@ -131,7 +132,7 @@ def train(
             log.warning("%s: beginning anew", error)
     check_apart(parsed.checkpoint.mirror, parsed.name, Path(where) if where else ROOT / parsed.name / "id")
     with ledger.phase("init"), waiting("building", quiet):
-        job = build(parsed, model=model, loss=loss, source=_source(data))
+        job, parsed = fitting.fitted(build(parsed, model=model, loss=loss, source=_source(data)))
         initial.look(job)
     if processes.is_first():
         where = str((RunFolder(Path(where)) if where else new_folder(parsed.name)).path)

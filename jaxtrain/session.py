@@ -40,6 +40,7 @@ from jaxtrain.hooks.writers import Clock, Jsonl, RunLog, Status, TensorBoard
 from jaxtrain.loop import Evaluation, Hook, Rollback, Stop, evaluate, fit
 from jaxtrain.models import summary
 from jaxtrain.parallel import processes
+from jaxtrain.plan import fitting
 from jaxtrain.report import confusion_image, save_wrong_samples, training_samples, write_report
 from jaxtrain.sentinel import Sentinel
 from jaxtrain.words import closing_lines, flat_config, opening_lines, versions
@@ -95,6 +96,7 @@ class Session:
             with self._phase("compiling", "compile", told=True, hint=self._first_time()):
                 begun_compiling = time.monotonic()
                 job.compile()
+                fitting.check(job, console.line)
                 compile_cache.remember(self._program, time.monotonic() - begun_compiling)
                 with self.ledger.phase("init"):
                     self._take(initial.state(job) if state is None else state)

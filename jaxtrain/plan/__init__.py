@@ -1,0 +1,1 @@
+"""Memory and time of a Job before it runs, what fits, and how."""
