@@ -20,6 +20,7 @@ from jaxtrain.loop import Stop
 from jaxtrain.models import summary
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import rules
+from jaxtrain.plan.units import si
 
 _SHOWN = ("perplexity", "accuracy", "f1_macro", "f1", "auroc", "mae", "rmse", "r2", "loss")
 
@@ -75,18 +76,10 @@ def model_summary(job: Job) -> str:
         )
     return (
         f"{arrays}\n"
-        f"a step on {rows}: {_si(cost.forward_flops)}FLOP forward, {_si(cost.step_flops)}FLOP with the backward pass; "
+        f"a step on {rows}: {si(cost.forward_flops)}FLOP forward, {si(cost.step_flops)}FLOP with the backward pass; "
         f"{cost.saved_bytes / 2**20:,.1f} MiB of activations kept between the two"
         + (f", in each of {job.spec.micro_batches} micro-batches" if job.spec.micro_batches > 1 else "")
     )
-
-
-def _si(number: float) -> str:
-    """12345678 -> "12.3 M"."""
-    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.3g} {letter}"
-    return f"{number:.3g} "
 
 
 @functools.cache

@@ -23,6 +23,32 @@ import pytest
 REPO = Path(__file__).resolve().parents[1]
 
 
+LONGEST = [
+    "test_docs_pages",
+    "test_mutations",
+    "test_parallel_sharding",
+    "test_launch_peers",
+    "test_launch_local",
+    "test_docs",
+    "test_run_names",
+    "test_launch_cluster",
+    "test_notebooks",
+    "test_checkpoint_killed",
+    "test_parallel_offload",
+    "test_cli_verify",
+    "test_run_every_field",
+    "test_checkpoint_faults",
+    "test_launch_supervise",
+    "test_hardware_compile_cache",
+]
+"""Files that take a minute and more, the longest first: begun last, one would keep a single worker busy at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder with fault cases and data, kept outside the repository. On CI its absence is a failure."""

@@ -667,4 +667,52 @@ MUTATIONS = [
         "    pass",
         "launch/test_launch_peers.py::test_fault_dist_peer_dies_a_killed_process_ends_the_other[worker]",
     ),
+    Mutation(
+        "plan/memory.py",
+        "return self.state + self.rows + self.saving + max(self.step, self.evaluation)",
+        "return self.state + self.rows + self.saving + self.step",
+        "plan/test_plan_memory.py::test_what_a_step_and_an_evaluation_take_is_what_their_programs_say",
+    ),
+    Mutation(
+        "plan/memory.py",
+        "rows = BATCHES[job.feed_kind] * _bytes(jax.tree.leaves(job.expected[1]))",
+        "rows = _bytes(jax.tree.leaves(job.expected[1]))",
+        "plan/test_plan_memory.py::test_rows_are_those_that_are_on_the_device",
+    ),
+    Mutation(
+        "plan/fitting.py",
+        "        low, high = (guess, high) if fits(guess) else (low, guess)",
+        "        low, high = (guess, high) if fits(guess) else (guess, guess)",
+        "plan/test_plan_fitting.py::test_of_any_rising_need_what_is_chosen_has_been_asked_for_and_fits",
+    ),
+    Mutation(
+        "plan/fitting.py",
+        "    return max(fitting)",
+        "    return fitting[-1] - 1 if len(fitting) > 2 else max(fitting)",
+        "plan/test_plan_fitting.py::test_the_chosen_micro_batch_is_the_largest_that_fits",
+    ),
+    Mutation(
+        "plan/fitting.py",
+        "    return sorted(apart, key=lambda s: sum(remedy.cost for remedy in s))",
+        "    return apart[::-1]",
+        "plan/test_plan_fitting.py::test_where_the_state_is_too_large_the_moments_give_way_and_what_is_dearer_is_not_tried",
+    ),
+    Mutation(
+        "session.py",
+        "                fitting.check(job, console.line)",
+        "                pass",
+        "plan/test_plan_fitting.py::test_a_run_that_does_not_fit_is_refused_with_what_fits",
+    ),
+    Mutation(
+        "runner.py",
+        "job, parsed = fitting.fitted(build(parsed, model=model, loss=loss, source=_source(data)))",
+        "job = build(parsed, model=model, loss=loss, source=_source(data))",
+        "plan/test_plan_fitting.py::test_auto_takes_what_fits_says_so_and_keeps_it",
+    ),
+    Mutation(
+        "hardware/memory.py",
+        "return min([psutil.virtual_memory().available, *_left_in_container()])",
+        "return int(psutil.virtual_memory().available)",
+        "hardware/test_hardware_memory.py::test_a_container_has_what_its_limit_leaves_and_files_count_as_free",
+    ),
 ]

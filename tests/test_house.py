@@ -17,7 +17,7 @@ import jaxtrain
 PACKAGE = Path(jaxtrain.__file__).parent
 ORDER = ["config", "core", "hardware", "models", "parallel", "data", "checkpoint", "loop", "hooks", "targets"]
 ORDER += ["resolve", "build", "plan", "dispatch", "sentinel", "report", "words", "resuming", "rollback", "initial"]
-ORDER += ["eager", "diagnose", "session", "runner", "evaluate", "launch", "cli"]
+ORDER += ["eager", "diagnose", "session", "runner", "evaluate", "tune", "launch", "cli"]
 """DESIGN.md's order. targets and resolve are parts of the build, eager debugs it; sentinel, words, resuming, rollback,
 initial, diagnose and session belong to the runner."""
 

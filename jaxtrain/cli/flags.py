@@ -14,7 +14,9 @@ from jaxtrain.config import ConfigError, parse_value
 from jaxtrain.config.schema import RunConfig
 from jaxtrain.config.schema_tools import dotted_keys, sections
 
-VERBS = ("train", "resume", "verify-resume", "launch")
+VERBS = ("train", "resume", "verify-resume", "launch", "plan")
+GROUPS = ("tune",)
+"""Verbs of two words."""
 Set = Annotated[list[str] | None, typer.Option("--set", hidden=True, help="key=value")]
 
 
@@ -29,9 +31,10 @@ def is_config_flag(token: str) -> bool:
 
 def normalise(argv: list[str]) -> list[str]:
     """argv with every config flag as `--set key=value`, for the verbs that take them."""
-    if not argv or argv[0] not in VERBS:
+    words = 2 if argv and argv[0] in GROUPS else 1
+    if not argv or argv[0] not in (*VERBS, *GROUPS):
         return argv
-    out, rest = argv[:1], argv[1:]
+    out, rest = argv[:words], argv[words:]
     while rest:
         token = rest.pop(0)
         if token == "--":

@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import typer
 
-from jaxtrain.cli import checkpoints, config, init, launch, look, predict, train, verify
+from jaxtrain.cli import checkpoints, config, init, launch, look, plan, predict, train, tune, verify
 from jaxtrain.cli.flags import KeyedCommand, normalise
 from jaxtrain.config.errors import INTERRUPTED, OK, UNEXPECTED, USAGE, UserError, choices
 
 TOUR = """jaxtrain trains JAX/Flax models: one config trains, checkpoints, resumes and evaluates, exactly.
   jaxtrain train digits              train on real data that comes along, to a tested model and a report
-  jaxtrain train digits --dry-run    two steps through everything; --print-config shows all keys
+  jaxtrain plan digits               memory and time before it runs; train digits --dry-run: two steps of everything
   jaxtrain init                      a config and a model of your own to begin with
   jaxtrain runs | report last        what was trained, and how well
   jaxtrain predict last INPUT...     pictures, arrays or a prompt through the trained model
@@ -25,6 +25,7 @@ app.command(cls=KeyedCommand)(train.train)
 app.command(cls=KeyedCommand)(train.resume)
 app.command("verify-resume", cls=KeyedCommand)(verify.verify_resume)
 app.command(cls=KeyedCommand)(launch.launch)
+app.command(cls=KeyedCommand)(plan.plan)
 app.command("eval")(look.evaluate)
 app.command()(predict.predict)
 app.command()(look.runs)
@@ -32,6 +33,7 @@ app.command()(look.report)
 app.command()(checkpoints.checkpoints)
 app.command()(init.init)
 app.add_typer(config.app, name="config")
+app.add_typer(tune.app, name="tune")
 
 
 @app.callback(invoke_without_command=True)

@@ -46,6 +46,7 @@ def train(
     init_from: Annotated[
         str | None, typer.Option(help="begin with the weights of a run folder or a step, as far as they fit")
     ] = None,
+    no_plan: Annotated[bool, typer.Option("--no-plan", help="train even where memory looks too small")] = False,
     eager: Annotated[int, typer.Option(help="run N steps unjitted, look at every layer, and end", min=0)] = 0,
     supervise: Annotated[bool, typer.Option("--supervise", help=SUPERVISE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="nothing on stderr but errors")] = False,
@@ -59,6 +60,8 @@ def train(
         keys["train.overfit_batches"] = overfit_batches
     if init_from:
         keys["train.init_from"] = init_from
+    if no_plan:
+        keys["train.fit"] = "never"
     if allow_fresh and resume != "auto":
         raise ConfigError("--allow-fresh goes with --resume=auto; without it a run begins anew by itself")
     if supervise:
@@ -71,7 +74,7 @@ def train(
         }
         _refuse_beside_supervise({**others, "eager": eager})
         given = {"overfit-batches": overfit_batches, "init-from": init_from}
-        more = [f"--{name}={value}" for name, value in given.items() if value]
+        more = [f"--{name}={value}" for name, value in given.items() if value] + ["--no-plan"] * no_plan
         _supervise(config, keys, run_dir, resume == "auto", [*child_flags(quiet, set_), *more])
     parsed, notes = load_with_notes(config, keys.items())
     for note in () if quiet else notes:

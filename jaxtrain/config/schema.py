@@ -238,8 +238,8 @@ class Train(Section):
     init_from: PathText | None = _field(
         None, "a run folder (its best step) or RUN/checkpoints/N: begin with its weights, as far as they fit"
     )
-    fit: Literal["check", "auto", "off"] = _field(
-        "check", "where memory is too small: check = refuse, and say what fits; auto = take that; off = try"
+    fit: Literal["check", "auto", "never"] = _field(
+        "check", "where memory is too small: check = refuse, and say what fits; auto = take that; never = try"
     )
     time_budget: Seconds = _field(None, 'stop and save after so much wall time ("2h"); the best step is then tested')
     overfit_batches: Count = _field(0, "train and evaluate on so many batches only, to see the loss fall; 0 = off")

@@ -1,18 +1,22 @@
 """How much memory there is to train in: of an accelerator what jax may take, of a machine what is free now.
 
-In: the devices. Out: bytes, with the words for where they come from. Nothing is allocated.
+In: the devices. Out: bytes, with the words for where they come from; and how fast a CPU moves them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import psutil
 
 from jaxtrain.hardware.devices import Devices
 
+COPIED, TIMES = 128 * 2**20, 5
 CGROUP = Path("/sys/fs/cgroup")
 _FILES = (
     ("memory.max", "memory.current"),
@@ -23,7 +27,7 @@ _FILES = (
 
 @dataclass(frozen=True)
 class Limit:
-    """bytes: what one device offers; on a CPU, whose devices share it, what all of them together have. what: whose."""
+    """bytes: what one device offers, or (shared) all devices of a CPU together. what: in words, after "bytes are"."""
 
     bytes: int
     what: str
@@ -55,3 +59,18 @@ def _cache(most: str) -> int:
         lines = (CGROUP / most).with_name("memory.stat").read_text().splitlines()
         return int(dict(line.split() for line in lines)["inactive_file"])
     return 0
+
+
+def bandwidth() -> float:
+    """Bytes a second that this CPU reads and writes: the best of a few copies of an array that no cache holds.
+
+    STREAM's "scale": each element is read once and written once.
+    """
+    scale = jax.jit(lambda x: 3 * x)
+    x = jax.block_until_ready(scale(jnp.ones(COPIED // 4, jnp.float32)))
+    seconds = []
+    for _ in range(TIMES):
+        since = time.perf_counter()
+        jax.block_until_ready(scale(x))
+        seconds.append(time.perf_counter() - since)
+    return 2 * COPIED / min(seconds)

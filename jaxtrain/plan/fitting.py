@@ -21,7 +21,8 @@ from jaxtrain.hardware.memory import Limit, limit
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import processes
 from jaxtrain.plan import memory
-from jaxtrain.plan.memory import Memory, of_bytes
+from jaxtrain.plan.memory import Memory, Way
+from jaxtrain.plan.units import of_bytes
 
 MICRO, EVALUATION = "train.micro_batch_size", "evaluate.batch_size"
 SEARCH_SECONDS = 40.0
@@ -120,9 +121,9 @@ def _shared(each: int, job: Job, room: Limit) -> int:
 def check(job: Job, tell: Callable[[str], None]) -> None:
     """Raise DoesNotFit for a run, compiled here, that needs more than there is; `tell` gets what would fit, by lines.
 
-    Several processes go by the memory of the first, so that all refuse or none. `train.fit: off` looks at nothing.
+    Several processes go by the memory of the first, so that all refuse or none. `train.fit: never` looks at nothing.
     """
-    if job.config.train.fit == "off":
+    if job.config.train.fit == "never":
         return
     room = limit(job.devices)
     need, there = processes.agree((_needed_by_run(job, room), room.bytes))
@@ -166,17 +167,25 @@ def fitted(job: Job) -> tuple[Job, RunConfig]:
 
 def _needed_by_run(job: Job, room: Limit) -> int:
     """Of the step; of the evaluation too where that could be more: a row of it takes no more than one in training."""
-    own, rows = memory.compiled(job, evaluation=False), job.config.train.micro_batch_size or 0
+    own, rows = memory.compiled_step(job), job.config.train.micro_batch_size or 0
     most = math.ceil(own.step * job.eval_batch / (rows or job.config.train.global_batch_size))
     if most > own.step and needed(dataclasses.replace(own, step=most), job, room) > room.bytes:
         own = memory.compiled(job)
     return needed(own, job, room)
 
 
-def search(job: Job, room: Limit, *, most: int = 3, seconds: float = SEARCH_SECONDS) -> list[Choice]:
+def search(
+    job: Job,
+    room: Limit,
+    way: Way = memory.COMPILED,
+    *,
+    most: int = 3,
+    seconds: float = SEARCH_SECONDS,
+) -> list[Choice]:
     """Up to `most` choices that fit into `room`, cheapest first: a smaller micro-batch, then with remedies.
 
-    A combination whose least need, counted without compiling, is too large already is passed over.
+    way: COUNTED for a card that is not here. A combination whose least need, counted without compiling, is too large
+    already is passed over.
     """
     found: list[Choice] = []
     until = time.monotonic() + seconds
@@ -187,7 +196,7 @@ def search(job: Job, room: Limit, *, most: int = 3, seconds: float = SEARCH_SECO
         if any(set(choice.keys) - {MICRO, EVALUATION} <= set(keys) for choice in found):
             continue  # a cheaper part of it fits
         try:
-            choice = _choice(job, room, keys, ", ".join(remedy.says for remedy in remedies))
+            choice = _choice(job, room, way, keys, ", ".join(remedy.says for remedy in remedies))
         except UserError:  # this model, optimizer or mesh does not go with it
             continue
         if choice is not None:
@@ -203,8 +212,8 @@ def _combinations(job: Job) -> list[tuple[Remedy, ...]]:
     return sorted(apart, key=lambda s: sum(remedy.cost for remedy in s))
 
 
-def _choice(job: Job, room: Limit, keys: dict[str, Any], says: str) -> Choice | None:
-    """With these keys: the whole batch at once, or the largest micro-batch, each compiled; None: not even the least."""
+def _choice(job: Job, room: Limit, way: Way, keys: dict[str, Any], says: str) -> Choice | None:
+    """With these keys: the whole batch at once, or the largest micro-batch; None: not even the least fits."""
     made: dict[int, Job] = {}
 
     def remade(size: int, more: Mapping[str, Any] = MappingProxyType({})) -> Job:
@@ -212,7 +221,7 @@ def _choice(job: Job, room: Limit, keys: dict[str, Any], says: str) -> Choice | 
 
     def need(size: int) -> int:
         made[size] = remade(size)
-        return needed(memory.compiled(made[size], evaluation=False), made[size], room)
+        return needed(way.step(made[size]), made[size], room)
 
     sizes = micro_sizes(job)
     least = remade(sizes[0])
@@ -224,11 +233,11 @@ def _choice(job: Job, room: Limit, keys: dict[str, Any], says: str) -> Choice | 
     if size is None:
         return None
     changed = {**keys, **({} if size == whole and not job.config.train.micro_batch_size else {MICRO: size})}
-    own = memory.compiled(made[size])
+    own = way.run(made[size])
     if needed(own, made[size], room) > room.bytes:  # so it is the evaluation
         changed[EVALUATION] = size
         made[size] = remade(size, {EVALUATION: size})
-        own = memory.compiled(made[size])
+        own = way.run(made[size])
         if needed(own, made[size], room) > room.bytes:
             return None
     work = made[size].cost.step_flops / job.cost.step_flops

@@ -6,8 +6,9 @@ In: a Job. Out: `Memory`, from the compiled step (`compiled`: exact for this bac
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ from jaxtrain.core.state import weights_for_evaluation
 from jaxtrain.data.order import sequential_rows
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import rules
+from jaxtrain.plan.units import MIB
 
-MIB, GIB = 2**20, 2**30
 BATCHES = {"resident": 1, "direct": 2, "prefetch": 5}
 """What is on the device of what is fed at one time: all rows; or the batch in use and the next; of a thread that reads
 ahead three in its queue and one in its hand besides."""
@@ -30,13 +31,21 @@ A round figure, in the upper end of a band only."""
 
 
 @dataclass(frozen=True)
+class Way:
+    """How memory is found: `step` without the evaluation, which is cheaper; `run` with it."""
+
+    step: Callable[[Job], Memory]
+    run: Callable[[Job], Memory]
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes on one device.
 
     parameters, optimizer, averages, statistics: the state. rows: of training, all of them or the batches on their way.
-    step: temporary, most of it gradients and activations; of the counted ones the upper end. evaluation: the same of an
-    evaluation. saving: a second state while a checkpoint is written. slack: how much less `step` may be; 0: compiled.
-    gradients: of `step`, counted.
+    step: temporary, most of it gradients and activations; where it is counted, the upper end. evaluation: the same of
+    an evaluation. saving: a second state while a checkpoint is written. gradients: what they are of `step`.
+    slack: how much less `step` may be; 0 where it is compiled.
     """
 
     parameters: int
@@ -66,34 +75,38 @@ class Memory:
         return self.state + self.rows + self.saving + max(self.step - self.slack, self.evaluation)
 
 
-def compiled(job: Job, *, evaluation: bool = True) -> Memory:
-    """Of the program that this backend runs. evaluation: compile that too."""
-    step = _temporary(job.compiled)
-    other, batch = 0, _evaluation_batch(job)
-    if evaluation and batch:
-        program = job.eval_step.lower(*weights_for_evaluation(job.abstract_state), batch).compile()  # type: ignore[attr-defined]
-        other = _temporary(program)
-    return _memory(job, step, other)
+def compiled_step(job: Job) -> Memory:
+    """Of the program that this backend runs, without the evaluation."""
+    return _memory(job, _temporary(job.compiled))
+
+
+def compiled(job: Job) -> Memory:
+    """Of the two programs that this backend runs: a step, an evaluation."""
+    batch = _evaluation_batch(job)
+    if not batch:
+        return compiled_step(job)
+    evaluation: Any = job.eval_step
+    program = evaluation.lower(*weights_for_evaluation(job.abstract_state), batch).compile()
+    more = 0 if job.feed_kind == "resident" else 2 * _bytes(batch.values())  # metrics are merged one batch late
+    return dataclasses.replace(compiled_step(job), evaluation=_temporary(program) + more)
 
 
 def counted(job: Job) -> Memory:
-    """Of the traced program, whatever runs it. The band of `step`: activations are given up as gradients come, so at
-    least the larger of the two is there; at most both, a quarter more for what is being computed, and a work space.
+    """Of the traced program, for a card that is not here, as a band: it needs `least` to `total`.
+
+    Activations are given up as gradients come, so of a step at least the larger of the two is there; at most both, a
+    quarter more for what is being computed, and a work space. An evaluation, which keeps none, is not counted.
     """
     parts = job.mesh.shape["data"] * job.mesh.shape["fsdp"] * job.mesh.shape["context"]
     saved, gradients = math.ceil(job.cost.saved_bytes / parts), _bytes(job.abstract_state["params"].values())
     least, most = max(saved, gradients), math.ceil(1.25 * (saved + gradients)) + WORKSPACE
-    return _memory(job, most, 0, slack=most - least)
+    return dataclasses.replace(_memory(job, most), slack=most - least, saving=0)
 
 
-def _memory(job: Job, step: int, evaluation: int, slack: int = 0) -> Memory:
-    """evaluation: temporary; its batches are added, all of them where a run keeps them on the device."""
-    fed, batch = _bytes(jax.tree.leaves(job.expected[1])), _bytes(_evaluation_batch(job).values())
-    kept = 0
-    if job.feed_kind == "resident":
-        kept = batch * -(-job.dataset.eval_rows("validation") // job.eval_batch)
-    else:
-        evaluation += 2 * batch  # metrics are merged one batch late
+def _memory(job: Job, step: int) -> Memory:
+    rows = BATCHES[job.feed_kind] * _bytes(jax.tree.leaves(job.expected[1]))
+    if job.feed_kind == "resident":  # then those of the evaluation stay there too
+        rows += _bytes(_evaluation_batch(job).values()) * -(-job.dataset.eval_rows("validation") // job.eval_batch)
     state = {name: _bytes(jax.tree.leaves(part)) for name, part in job.abstract_state.items()}
     named = ("params", "opt_state", "ema")
     saving = sum(state.values()) if job.devices.platform == "cpu" else 0
@@ -102,13 +115,16 @@ def _memory(job: Job, step: int, evaluation: int, slack: int = 0) -> Memory:
         optimizer=state["opt_state"],
         averages=state.get("ema", 0),
         statistics=sum(size for name, size in state.items() if name not in named),
-        rows=fed * BATCHES[job.feed_kind] + kept,
+        rows=rows,
         step=step,
-        evaluation=evaluation,
+        evaluation=0,
         saving=saving,
         gradients=_bytes(job.abstract_state["params"].values()),
-        slack=slack,
     )
+
+
+COMPILED = Way(compiled_step, compiled)
+COUNTED = Way(counted, counted)
 
 
 def _evaluation_batch(job: Job) -> dict[str, Any]:
@@ -129,11 +145,3 @@ def _temporary(program: Any) -> int:
 
 def _bytes(arrays: Iterable[Any]) -> int:
     return sum(map(rules.bytes_per_device, arrays))
-
-
-def of_bytes(count: float) -> str:
-    """1288490189 -> "1.2 GiB"."""
-    for size, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
-        if count >= size:
-            return f"{count / size:,.{1 if count < 100 * size else 0}f} {name}"
-    return f"{count:.0f} bytes"

@@ -23,6 +23,8 @@ import jaxtrain as jt
 from jaxtrain.build import Job, build
 from jaxtrain.config import dump, load
 from jaxtrain.config.schema_tools import fields
+from jaxtrain.hardware.memory import Limit
+from jaxtrain.plan import fitting
 
 BASE = {**TINY, "train": {"duration": 12, "global_batch_size": 64}, "log": {"every": 4, "tensorboard": False}}
 BASE["evaluate"] = {"every": 4}
@@ -179,6 +181,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.micro_batch_size": (16, {}),
     "run:train.steps_per_dispatch": (3, {}),
     "train.lanes": (2, {}),
+    "run:train.fit": ("never", {"log.every": 7}),
     "run:train.init_from": ("{files}/source", {}),
     "train.ema_decay": (0.9, {}),
     "run:train.time_budget": (1e-9, {}),
@@ -343,13 +346,15 @@ def _left_behind(config: Any, place: Path) -> list[Any]:
             watched = any(thread.name == "jaxtrain-watchdog" for thread in started)
             left = [rows_without_time(run), steps, result, names, chosen, run.stop.state, reason, watched, beside]
             return [*left, run.path.parent.name]
+    except fitting.DoesNotFit as error:
+        return [str(error)]
     finally:
         threading.Thread.start = begin  # type: ignore[method-assign]
         os.chdir(here)
 
 
 @pytest.mark.parametrize("key", TABLE)
-def test_the_field_changes_something(key: str, files: Path, tmp_path: Path) -> None:
+def test_the_field_changes_something(key: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section, kind, leaf = _named(key)
     value, beside = TABLE[key]
     context = {k: _filled(v, files) for k, v in _context(section, kind, beside).items()}
@@ -364,6 +369,8 @@ def test_the_field_changes_something(key: str, files: Path, tmp_path: Path) -> N
             build(refused)
         build(taken)
         return
+    if key == "run:train.fit":  # it says what happens where memory is too small
+        monkeypatch.setattr(fitting, "limit", lambda devices: Limit(1, "free in a test", shared=True))
     if key.startswith("run:"):
         assert _known(before, lambda: _left_behind(before, tmp_path / "a")) != _left_behind(after, tmp_path / "b")
         return
