@@ -9,7 +9,7 @@ import yaml
 from jaxtrain.config.errors import ConfigError
 
 
-def changed(text: str, key: str, value: float | int | str) -> str:
+def changed(text: str, key: str, value: float | int | str | None) -> str:
     """`text` (YAML, a mapping) with `section.key` set to `value`. Raises ConfigError for a text of another form."""
     section, _, leaf = key.partition(".")
     written = yaml.safe_dump(value).splitlines()[0]

@@ -34,6 +34,7 @@ A round figure, in the upper end of a band only."""
 class Way:
     """How memory is found: `step` without the evaluation, which is cheaper; `run` with it."""
 
+    name: str
     step: Callable[[Job], Memory]
     run: Callable[[Job], Memory]
 
@@ -123,8 +124,8 @@ def _memory(job: Job, step: int) -> Memory:
     )
 
 
-COMPILED = Way(compiled_step, compiled)
-COUNTED = Way(counted, counted)
+COMPILED = Way("compiled", compiled_step, compiled)
+COUNTED = Way("counted", counted, counted)
 
 
 def _evaluation_batch(job: Job) -> dict[str, Any]:

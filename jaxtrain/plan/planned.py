@@ -16,20 +16,25 @@ from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import rules
 from jaxtrain.plan import fitting, memory, roofline
 from jaxtrain.plan.fitting import Choice
-from jaxtrain.plan.memory import Memory
+from jaxtrain.plan.memory import Memory, Way
 from jaxtrain.plan.roofline import Roof
 from jaxtrain.plan.units import of_bytes, of_seconds, si
+
+VERDICTS = {"fits": "fits", "borderline": "may fit", "no": "does not fit"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """need: bytes that are compared with `room`. seconds: of a step, at least; None where no peak is known.
+    """need: bytes that are compared with `room`, the upper end where they are counted. least: the lower end, then.
 
+    how: compiled or counted. flops, seconds: of a step; the seconds at least, None where no peak is known.
     checkpoint: bytes of one on disk. kept: how many are there at most. choices: what fits, where the run does not.
     """
 
     memory: Memory
+    how: str
     need: int
+    least: int
     room: Limit
     flops: int
     seconds: float | None
@@ -41,26 +46,42 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the run has the memory that it needs."""
+        """Whether the run has the memory that it needs, for sure."""
         return self.need <= self.room.bytes
+
+    @property
+    def verdict(self) -> str:
+        """fits, borderline (within a counted band), no."""
+        return "fits" if self.fits else "borderline" if self.least <= self.room.bytes else "no"
 
     def to_json(self) -> dict[str, Any]:
         """All of it; bytes, seconds, operations."""
-        return {"fits": self.fits, **dataclasses.asdict(self), "how": "compiled for this backend"}
+        return {"verdict": self.verdict, **dataclasses.asdict(self)}
 
 
-def plan(job: Job, room: Limit | None = None) -> Plan:
-    """Of the program that this backend runs. room: another limit than the memory that there is."""
+def plan(
+    job: Job, room: Limit | None = None, *, way: Way = memory.COMPILED, roof: Roof | None = None, search: bool = True
+) -> Plan:
+    """Of the program that this backend runs, or counted for other devices.
+
+    room, roof: of other devices than those that are here. search: for what fits, where it does not.
+    """
     room = room or limit(job.devices)
-    own = memory.compiled(job)
-    need = fitting.needed(own, job, room)
-    roof = roofline.of_job(job)
+    own = way.run(job)
+    need, least = (
+        fitting.needed(own, job, room),
+        fitting.needed(dataclasses.replace(own, step=own.step - own.slack), job, room),
+    )
+    if way is memory.COMPILED:
+        roof = roof or roofline.of_job(job)
     kept = job.config.checkpoint.keep_last + job.config.checkpoint.keep_best
     if job.steps.keep_every:
         kept += job.steps.total // job.steps.keep_every
     return Plan(
         memory=own,
+        how=way.name,
         need=need,
+        least=least,
         room=room,
         flops=job.model_flops,
         seconds=roofline.least_seconds(job, roof) if roof else None,
@@ -68,7 +89,7 @@ def plan(job: Job, room: Limit | None = None) -> Plan:
         steps=job.steps.total,
         checkpoint=rules.state_bytes(job.abstract_state)[1],
         kept=kept,
-        choices=() if need <= room.bytes else tuple(fitting.search(job, room)),
+        choices=tuple(fitting.search(job, room, way)) if search and need > room.bytes else (),
     )
 
 
@@ -76,15 +97,17 @@ def lines(plan: Plan, job: Job) -> list[str]:
     """The table, the verdict, work and time, the disk."""
     own, config = plan.memory, job.config
     count = sum(row[2] for row in summary.rows(job.plain.params))
-    on = f"{job.devices.kind} ({job.devices.platform})"
-    on += f", {meshes.words(job.mesh)}" if job.mesh.size > 1 else ""
+    on = meshes.words(job.mesh) if job.mesh.size > 1 else "one device"
     batch = f"{config.train.global_batch_size} {job.dataset.unit} a step"
     if job.spec.micro_batches > 1:
         batch += f" in {job.spec.micro_batches} micro-batches"
-    out = [f"{config.name}: {count:,} parameters, {job.precision.name}, {batch}, on {on}", *_table(own, job)]
+    out = [f"{config.name}: {count:,} parameters, {job.precision.name}, {batch}, {on}", *_table(plan, job)]
     together = f", {of_bytes(plan.need)} on all devices of this machine" if plan.need != own.total else ""
-    verdict = "fits" if plan.fits else "does not fit"
-    out.append(f"{verdict}: {of_bytes(own.total)}{together}; {of_bytes(plan.room.bytes)} are {plan.room.what}")
+    band = f"{of_bytes(own.least)} to " if plan.least < plan.need else ""
+    out.append(
+        f"{VERDICTS[plan.verdict]}: {band}{of_bytes(own.total)}{together}; "
+        f"{of_bytes(plan.room.bytes)} are {plan.room.what}"
+    )
     for choice in plan.choices:
         out.append(f"  this fits: {choice.flags} ({choice.said})")
     if not plan.fits and not plan.choices:
@@ -97,15 +120,16 @@ def lines(plan: Plan, job: Job) -> list[str]:
     return out
 
 
-def _table(own: Memory, job: Job) -> list[str]:
+def _table(plan: Plan, job: Job) -> list[str]:
+    own = plan.memory
     parts = [
         ("parameters", own.parameters, "counted"),
         (f"optimizer ({job.config.optimizer.kind})", own.optimizer, "counted"),
         ("averaged weights", own.averages, "counted"),
         ("statistics and counters", own.statistics, "counted"),
         ("rows, all of them" if job.feed_kind == "resident" else "batches on their way", own.rows, "counted"),
-        ("step: activations, gradients", own.step, f"compiled; gradients: {of_bytes(own.gradients)}"),
-        ("evaluation, not at that time", own.evaluation, "compiled"),
+        ("step: activations, gradients", own.step, f"{plan.how}; gradients: {of_bytes(own.gradients)}"),
+        ("evaluation, not at that time", own.evaluation, plan.how),
         ("second state during a save", own.saving, "counted"),
         ("most at one time", own.total, ""),
     ]
