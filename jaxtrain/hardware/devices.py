@@ -57,7 +57,7 @@ def available() -> Devices:
 
 
 def resolve_precision(name: str, devices: Devices) -> Precision:
-    """`auto`: bf16 on GPUs of compute capability >= 8.0 and on TPU, fp16 on 7.x, fp32 elsewhere (FACTS: CPU)."""
+    """`auto`: `precision_of` a GPU's compute capability, bf16 on TPU, fp32 elsewhere (FACTS: CPU)."""
     if name == "auto":
         name = "fp32"
         if devices.platform == "tpu":
@@ -67,8 +67,13 @@ def resolve_precision(name: str, devices: Devices) -> Precision:
                 capability = float(getattr(devices.devices[0], "compute_capability", 0) or 0)
             except ValueError:  # ROCm says "gfx90a"
                 capability = 0.0
-            name = "bf16" if capability >= 8.0 else "fp16" if capability >= 7.0 else "fp32"
+            name = precision_of(capability)
     return PRECISIONS[name]
+
+
+def precision_of(capability: float) -> str:
+    """What a GPU of this compute capability is fast in: bf16 from 8.0 on, fp16 on 7.x, else fp32."""
+    return "bf16" if capability >= 8.0 else "fp16" if capability >= 7.0 else "fp32"
 
 
 def gpus() -> int:

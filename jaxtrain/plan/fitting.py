@@ -29,6 +29,8 @@ SEARCH_SECONDS = 40.0
 """No further combination is begun after so long."""
 UNROLLED = 4
 """Micro-batches of a step where each is compiled by itself (convolutions on a CPU): more would compile for minutes."""
+NEAR = 1.02
+"""What a line says to be over the limit by less than this is compiled too, to know."""
 
 
 class DoesNotFit(ConfigError):
@@ -255,8 +257,8 @@ def largest(sizes: Sequence[int], need: Callable[[int], int], most: int) -> int 
     """The largest of `sizes` (rising) whose need is at most `most`; None: not even the first, or there is none.
 
     need(size) is dear (a compilation) and near a line (FACTS.md: temporary memory is linear in rows), so the next size
-    to ask is where a line through the two largest known ones says. It ends where that line says that the next larger
-    size does not fit: linear needs take three questions.
+    to ask is where a line through the nearest two known ones says. It ends where that line says that the next larger
+    size does not fit: linear needs take three questions, a fourth where the next one nearly fits.
     """
     known: dict[int, int] = {}
 
@@ -277,11 +279,11 @@ def largest(sizes: Sequence[int], need: Callable[[int], int], most: int) -> int 
 
 
 def _by_line(sizes: Sequence[int], known: Mapping[int, int], low: int, most: int) -> int:
-    """The largest index, from `low` on, that fits by the line through `low` and the known point nearest to it."""
+    """The largest index, from `low` on, that (nearly) fits by the line through `low` and the nearest known point."""
     others = [i for i in known if i != low]
     if not others:
         return min(range(low + 1, len(sizes)), key=lambda i: abs(sizes[i] - 4 * sizes[low]))
     other = min(others, key=lambda i: abs(i - low))
     slope = (known[other] - known[low]) / (sizes[other] - sizes[low])
-    fitting = [i for i in range(low, len(sizes)) if known[low] + slope * (sizes[i] - sizes[low]) <= most]
+    fitting = [i for i in range(low, len(sizes)) if known[low] + slope * (sizes[i] - sizes[low]) <= NEAR * most]
     return max(fitting)

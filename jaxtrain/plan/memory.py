@@ -95,12 +95,13 @@ def compiled(job: Job) -> Memory:
 def counted(job: Job) -> Memory:
     """Of the traced program, for a card that is not here, as a band: it needs `least` to `total`.
 
-    Activations are given up as gradients come, so of a step at least the larger of the two is there; at most both, a
+    Activations are given up as gradients come, so of a step at least the larger of the two is there, and of the
+    activations a compiler may compute a fifth again rather than keep them; at most there are both and the update, a
     quarter more for what is being computed, and a work space. An evaluation, which keeps none, is not counted.
     """
     parts = job.mesh.shape["data"] * job.mesh.shape["fsdp"] * job.mesh.shape["context"]
     saved, gradients = math.ceil(job.cost.saved_bytes / parts), _bytes(job.abstract_state["params"].values())
-    least, most = max(saved, gradients), math.ceil(1.25 * (saved + gradients)) + WORKSPACE
+    least, most = max(4 * saved // 5, gradients), math.ceil(1.25 * (saved + 2 * gradients)) + WORKSPACE
     return dataclasses.replace(_memory(job, most), slack=most - least, saving=0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from cli_helpers import SHORT, TINY, one_line, process
@@ -15,38 +16,22 @@ def test_a_plan_says_memory_work_time_and_disk_and_runs_nothing(cli: Any) -> Non
     answer = cli("plan", "digits", *SHORT, "--quiet")
     assert (answer.code, answer.err) == (0, "")
     text = answer.out
-    assert text.startswith("digits: 1,210 parameters, fp32, 64 rows a step, on ")
+    assert text.startswith("digits: 1,210 parameters, fp32, 64 rows a step, one device\n")
     assert re.search(r"\n  parameters +4\.7 KiB  counted\n  optimizer \(adamw\) +9\.5 KiB  counted\n", text)
     assert re.search(r"\n  step: activations, gradients +[\d.]+ [KM]iB  compiled; gradients: 4\.7 KiB\n", text)
     assert re.search(r"\n  most at one time +[\d.]+ [KM]iB\nfits: [\d.]+ [KM]iB.*; [\d,.]+ GiB are ", text)
     assert re.search(r"\na step: [\d.]+ kFLOP, at least .*; 20 steps, .* \(", text)
-    assert text.splitlines()[-1].startswith("a checkpoint: about 14.3 KiB; of 3 that are kept, and one being written: ")
-    assert not list(answer_folder())
-
-
-def answer_folder() -> Any:
-    from pathlib import Path
-
-    return Path.cwd().iterdir()
+    assert text.splitlines()[-1].startswith("a checkpoint: about 14.2 KiB; of 3 that are kept, and one being written: ")
+    assert not list(Path.cwd().iterdir())
 
 
 def test_what_does_not_fit_ends_with_2_and_with_what_would(cli: Any) -> None:
-    own = json.loads(cli("plan", "digits", *SHORT, "--json", "--quiet", "--train.global_batch_size=512").out)
-    half = json.loads(
-        cli(
-            "plan",
-            "digits",
-            *SHORT,
-            "--json",
-            "--quiet",
-            "--train.global_batch_size=512",
-            "--train.micro_batch_size=256",
-        ).out
-    )
-    most = f"{half['need'] + 8}"
-    answer = cli("plan", "digits", *SHORT, "--train.global_batch_size=512", f"--memory={most}", "--quiet")
+    big = (*SHORT, "--model.hidden=[256]", "--train.global_batch_size=512", "--quiet")
+    own = json.loads(cli("plan", "digits", *big, "--json").out)
+    half = json.loads(cli("plan", "digits", *big, "--json", "--train.micro_batch_size=256").out)
+    assert half["need"] < own["need"]
+    answer = cli("plan", "digits", *big, f"--memory={half['need']}")
     assert answer.code == 2
-    assert own["need"] > int(most)
     assert re.search(
         r"\ndoes not fit: .* are asked for on a device\n  this fits: --train\.micro_batch_size=256 \(", answer.out
     )
@@ -57,7 +42,7 @@ def test_what_does_not_fit_ends_with_2_and_with_what_would(cli: Any) -> None:
 
 def test_the_json_holds_bytes_seconds_and_operations(cli: Any) -> None:
     found = json.loads(cli("plan", "digits", *SHORT, "--json", "--quiet", "--memory=1GiB").out)
-    assert found["fits"] is True
+    assert (found["verdict"], found["how"]) == ("fits", "compiled")
     assert found["room"] == {"bytes": 2**30, "what": "asked for on a device", "shared": False}
     own = found["memory"]
     assert own["parameters"] == own["gradients"] == PARAMETERS
@@ -87,5 +72,5 @@ def test_what_is_no_memory_and_what_is_no_key_are_one_line(cli: Any) -> None:
 
 def test_a_run_can_be_tried_without_a_plan(cli: Any) -> None:
     answer = cli("train", "digits", "--no-plan", "--print-config")
-    assert "  fit: never\n" in answer.out
-    assert "  fit: check\n" in cli("train", "digits", "--print-config").out
+    assert " fit: never" in answer.out
+    assert " fit: check" in cli("train", "digits", "--print-config").out

@@ -17,7 +17,7 @@ MIB = 2**20
 @pytest.fixture
 def control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=900 * MIB))
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=900 * MIB, total=999 * MIB))
     return tmp_path
 
 

@@ -17,7 +17,7 @@ PARAMETERS = 4 * (64 * 16 + 16 + 16 * 10 + 10)
 
 
 def real_bytes(tree: Any) -> int:
-    return sum(array.nbytes for array in jax.tree.leaves(tree))
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(tree))
 
 
 def test_the_state_is_what_its_arrays_hold() -> None:
@@ -35,8 +35,8 @@ def test_rows_are_those_that_are_on_the_device() -> None:
     job = job_of()
     fed = real_bytes(job.feeder()(0))
     batch = real_bytes(memory._evaluation_batch(job))
-    assert -(-job.dataset.eval_rows("validation") // 64) == 3
-    assert memory.compiled_step(job).rows == fed + 3 * batch
+    assert -(-job.dataset.eval_rows("validation") // 64) == 6
+    assert memory.compiled_step(job).rows == fed + 6 * batch
     job = job_of(**{"data.feed": "prefetch"})
     assert memory.compiled_step(job).rows == (feed._DEPTH + 2) * real_bytes(job.host_batches()(0))
 
@@ -60,8 +60,7 @@ def test_what_is_counted_holds_what_is_compiled(name: str) -> None:
     job = job_of(**NETWORKS[name])
     band, real = memory.counted(job), memory.compiled_step(job)
     assert real.step >= 8 * MIB
-    assert band.step - band.slack <= 1.1 * real.step
-    assert real.step <= band.step - memory.WORKSPACE + 0.25 * real.step
+    assert band.step - band.slack <= real.step <= band.step - memory.WORKSPACE
     assert (band.saving, band.evaluation) == (0, 0)
     assert band.least < band.total
     for part in ("parameters", "optimizer", "averages", "statistics", "rows"):
