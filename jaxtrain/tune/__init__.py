@@ -1,0 +1,1 @@
+"""What is found by short runs before the run: the learning rate."""
