@@ -775,4 +775,22 @@ MUTATIONS = [
         "SHARE = 1.0",
         "plan/test_plan_cards.py::test_a_plan_for_a_card_is_counted_against_three_quarters_of_its_memory",
     ),
+    Mutation(
+        "hardware/catalogue.py",
+        "        found = tuple(card for card in found if card.memory and 0.9 < memory / card.memory < 1.02)",
+        "        found = found[:1]",
+        "hardware/test_hardware_catalogue.py::test_the_memory_chooses_between_the_forms_of_one_name",
+    ),
+    Mutation(
+        "hardware/catalogue.py",
+        'return {"fp32": card.tf32 or card.fp32,',
+        'return {"fp32": card.fp32,',
+        "hardware/test_hardware_catalogue.py::test_a_roofline_is_the_longer_of_computing_and_moving",
+    ),
+    Mutation(
+        "hardware/peak.py",
+        "    return rates.pop() if len(rates) == 1 else None",
+        "    return rates.pop() if rates else None",
+        "hardware/test_hardware_peak.py::test_the_peak_of_a_card_is_looked_up_by_its_name",
+    ),
 ]

@@ -37,7 +37,7 @@ class Limit:
 def limit(devices: Devices) -> Limit:
     """Of an accelerator the share that jax takes (three quarters, unless XLA_PYTHON_CLIENT_MEM_FRACTION says more)."""
     if devices.platform != "cpu":
-        return Limit(devices.memory, f"that jax may use on a {devices.kind}", shared=False)
+        return Limit(devices.memory, f"what jax may use on a {devices.kind}", shared=False)
     return Limit(free(), "free in this machine now", shared=True)
 
 

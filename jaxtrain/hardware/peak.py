@@ -1,6 +1,6 @@
 """Operations a second that devices reach at most: what model FLOPs utilisation is a share of.
 
-GPUs: a table of dense bf16 (or fp16) products with fp32 sums, from NVIDIA's data sheets, whatever precision a run has.
+GPUs: dense bf16 (or fp16) products with fp32 sums by the catalogue of cards, whatever precision a run has.
 CPU: the largest of a few products of fp32 matrices, measured, and kept for a day in the user's cache folder.
 """
 
@@ -10,38 +10,14 @@ import contextlib
 import json
 import os
 import platform
-import re
 import time
 
 import jax
 import jax.numpy as jnp
 
-from jaxtrain.hardware import compile_cache
+from jaxtrain.hardware import catalogue, compile_cache
 from jaxtrain.hardware.devices import Devices
 
-TFLOPS: dict[str, int | None] = {
-    "B200": 2250,
-    "H200 NVL": None,  # another one than H200's
-    "H200": 989,
-    "H100 80GB HBM3": 989,  # the SXM form, as the driver calls it
-    "H100 PCIe": 756,
-    "A100": 312,
-    "A30": 165,
-    "A10": 125,
-    "A10G": None,
-    "L40S": 362,
-    "L4": 121,
-    "T4": 65,
-    "V100-PCIE": 112,
-    "V100": 125,
-    "RTX 4090 (D|Laptop)": None,
-    "RTX 4090": 165,
-    "RTX 3090 Ti": None,
-    "RTX 3090": 71,
-}
-"""Half of what is stated for sparse matrices. The first name (a regular expression) found in the card's counts, so
-longer ones come first; without a number there is no utilisation. RTX 4090 and 3090: from the whitepapers of Ada and
-Ampere."""
 SIZE, TIMES, DAY, FILE = 1024, 6, 86_400.0, "peak.json"
 
 
@@ -57,9 +33,9 @@ def peak(devices: Devices, used: int) -> float | None:
 
 
 def card(name: str) -> float | None:
-    """Of one GPU by the name that its driver gives."""
-    known = next((value for part, value in TFLOPS.items() if re.search(rf"\b{part}\b", name)), None)
-    return 1e12 * known if known else None
+    """Of one GPU by the name that its driver gives. None: not in the catalogue, or forms of this name differ in it."""
+    rates = {catalogue.tensor_rate(form) for form in catalogue.forms(name)}
+    return rates.pop() if len(rates) == 1 else None
 
 
 def _cpu() -> float:

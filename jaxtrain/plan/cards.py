@@ -39,7 +39,7 @@ def precision(card: Card) -> str:
 
 def plan_for(job: Job, card: Card, room: Limit | None = None, *, search: bool = True) -> Plan:
     """On as many of these cards as the job has devices. search: for what fits, where it does not."""
-    room = room or Limit(int(SHARE * (card.memory or 0)), f"that jax may use on a {card.name}", shared=False)
+    room = room or Limit(int(SHARE * (card.memory or 0)), f"what jax may use on a {card.name}", shared=False)
     return planned.plan(job, room, way=memory.COUNTED, roof=_roof(job, card), search=search)
 
 
@@ -72,7 +72,7 @@ def ranked(job_in: Callable[[str], Job]) -> list[Ranked]:
 def table(found: Sequence[Ranked], have: Card | None = None) -> list[str]:
     """A line a card; with `have`: how many times as fast as that one, and the cheapest step up in words."""
     own = next((r for r in found if have and r.card.name == have.name), None)
-    head = ("card", "memory", "needs", "verdict", "step", "run", *(("speed",) if own else ()))
+    head = ("card", "memory", "needs", "verdict", "least step", "least run", *(("speed",) if own else ()))
     rows = [head]
     for r in found:
         step = of_seconds(r.plan.seconds) if r.plan.seconds else "?"

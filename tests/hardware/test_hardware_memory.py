@@ -55,7 +55,7 @@ def test_the_first_version_of_control_groups_is_read_too(control_group: Path) ->
 
 def test_a_gpu_has_for_itself_what_jax_may_take_and_the_devices_of_a_cpu_share(control_group: Path) -> None:
     gpu = Devices(tuple(jax.devices()[:1]), "gpu", "NVIDIA H100", 60 * MIB)
-    assert memory.limit(gpu) == memory.Limit(60 * MIB, "that jax may use on a NVIDIA H100", shared=False)
+    assert memory.limit(gpu) == memory.Limit(60 * MIB, "what jax may use on a NVIDIA H100", shared=False)
     if jax.default_backend() == "cpu":
         assert memory.limit(available()) == memory.Limit(900 * MIB, "free in this machine now", shared=True)
 

@@ -16,24 +16,29 @@ from jaxtrain.hardware.devices import Devices, available
     ("name", "tflops"),
     [
         ("NVIDIA H200", 989),
-        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H200 NVL", 835),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-40GB", 312),
         ("NVIDIA A10", 125),
-        ("NVIDIA A10G", None),
+        ("NVIDIA A10G", 70),
         ("NVIDIA L4", 121),
         ("NVIDIA L40S", 362),
         ("Tesla T4", 65),
         ("Tesla V100-SXM2-16GB", 125),
         ("Tesla V100-PCIE-16GB", 112),
-        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 3090", 71),
+        ("NVIDIA GeForce RTX 3090 Ti", 80),
+        ("NVIDIA GeForce RTX 3060", 25.5),  # both forms multiply as fast
+        ("NVIDIA GeForce RTX 3080", None),  # its two forms do not
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("Tesla P100-SXM2-16GB", None),
         ("NVIDIA GeForce GTX 1080", None),
     ],
 )
-def test_the_peak_of_a_card_is_looked_up_by_its_name(name: str, tflops: int | None) -> None:
+def test_the_peak_of_a_card_is_looked_up_by_its_name(name: str, tflops: float | None) -> None:
     assert peak.card(name) == (tflops * 1e12 if tflops else None)
     eight = Devices((None,) * 8, "gpu", name, 0)
     for used in (8, 2):

@@ -34,14 +34,14 @@ def test_a_plan_for_a_card_is_counted_against_three_quarters_of_its_memory(gpt: 
     found = cards.plan_for(gpt, card)
     own = memory.counted(gpt)
     assert (found.how, found.memory, found.need, found.least) == ("counted", own, own.total, own.least)
-    assert found.room == Limit(9 * GIB, f"that jax may use on a {card.name}", shared=False)
+    assert found.room == Limit(9 * GIB, f"what jax may use on a {card.name}", shared=False)
     assert found.verdict == "fits"
     assert found.roof is not None
     assert found.roof.flops == rate(card, "bf16")
     assert found.seconds is not None
     assert found.seconds >= gpt.model_flops / found.roof.flops
     text = "\n".join(planned.lines(found, gpt))
-    assert f"; 9.0 GiB are that jax may use on a {card.name}\n" in text
+    assert f"; 9.0 GiB are what jax may use on a {card.name}\n" in text
     assert "second state" not in text  # jax copies to the host there
 
 
