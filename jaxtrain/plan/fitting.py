@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxtrain.build import Job
 from jaxtrain.config import ConfigError, RunConfig, UserError, load
+from jaxtrain.hardware.devices import resolve_precision
 from jaxtrain.hardware.memory import Limit, limit
 from jaxtrain.parallel import mesh as meshes
 from jaxtrain.parallel import processes
@@ -82,7 +83,7 @@ def _where(section: str, key: str, now: Any, value: Any) -> Callable[[Job], dict
 
 
 def _half_precision(job: Job) -> dict[str, Any]:
-    able = job.devices.platform != "cpu" and float(getattr(job.devices.devices[0], "compute_capability", 0) or 0) >= 8
+    able = resolve_precision("auto", job.devices).name == "bf16"
     return {"precision": "bf16"} if able and job.precision.name == "fp32" else {}
 
 

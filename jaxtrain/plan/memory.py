@@ -142,6 +142,8 @@ def _evaluation_batch(job: Job) -> dict[str, Any]:
 def _temporary(program: Any) -> int:
     """Beside the arguments: what is freed at the end, and results that do not take the place of an argument."""
     found = program.memory_analysis()
+    if found is None:  # a backend that does not tell: then only what is counted is compared
+        return 0
     return int(found.temp_size_in_bytes + max(found.output_size_in_bytes - found.alias_size_in_bytes, 0))
 
 

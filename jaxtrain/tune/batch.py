@@ -80,7 +80,7 @@ def batch_test(
     tell(f"up to {largest:,} rows in one pass ({limited})")
     parts = meshes.row_parts(job.mesh)
     sizes = [n for n in (largest >> i for i in range(SIZES)) if n >= parts and n % parts == 0]
-    state = _trained(job)
+    state = _trained(_of_size(job, min(largest, job.config.train.global_batch_size)))
     found = []
     for rows in sorted(sizes):
         found.append(_measured(_of_size(job, rows), state, rows))

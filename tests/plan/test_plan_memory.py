@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -52,6 +53,10 @@ def test_what_a_step_and_an_evaluation_take_is_what_their_programs_say() -> None
     assert own.evaluation > own.step
     assert own.total == own.least == own.state + own.saving + own.rows + own.evaluation
     assert own.total - memory.compiled_step(job).total == own.evaluation - own.step
+
+
+def test_a_backend_that_does_not_tell_its_memory_stops_no_run() -> None:
+    assert memory._temporary(SimpleNamespace(memory_analysis=lambda: None)) == 0
 
 
 @pytest.mark.parametrize("name", NETWORKS)
